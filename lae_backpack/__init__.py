@@ -1,0 +1,35 @@
+"""Laplace approximations for networks with many outputs.
+
+A plugin for laplace-torch and BackPACK.
+"""
+
+from lae_backpack.curvature import rules as _rules  # noqa: F401  registers the rules
+from lae_backpack.curvature.errors import UnsupportedLayerError, UnsupportedModelError
+from lae_backpack.curvature.extensions import (
+    BatchDiagGGNApprox,
+    BatchDiagGGNMixed,
+    DiagGGNApprox,
+    DiagGGNMixed,
+)
+from lae_backpack.curvature.registry import register_rule, supported_layers
+from lae_backpack.curvature.rules.base import DiagRule, LossRule
+from lae_backpack.curvature.rules.elementwise import ElementwiseRule
+from lae_backpack.curvature.sweep import diag_ggn
+
+__all__ = [
+    # BackPACK extensions
+    "BatchDiagGGNApprox",
+    "BatchDiagGGNMixed",
+    "DiagGGNApprox",
+    "DiagGGNMixed",
+    # curvature without gradients
+    "diag_ggn",
+    # your own layers
+    "DiagRule",
+    "ElementwiseRule",
+    "LossRule",
+    "register_rule",
+    "supported_layers",
+    "UnsupportedLayerError",
+    "UnsupportedModelError",
+]

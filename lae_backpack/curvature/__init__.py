@@ -1,0 +1,26 @@
+"""What travels backwards: diagonals and matrices, rules for layers, BackPACK extensions.
+
+Importing this package registers the rules of all supported layers.
+"""
+
+from lae_backpack.curvature.rules import (
+    affine,
+    averaging,
+    branching,
+    convolution,
+    elementwise,
+    losses,
+    normalization,
+    selection,
+)
+
+__all__ = [
+    "affine",
+    "averaging",
+    "branching",
+    "convolution",
+    "elementwise",
+    "losses",
+    "normalization",
+    "selection",
+]

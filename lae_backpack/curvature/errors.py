@@ -1,0 +1,110 @@
+"""What cannot be done, in words that say where and what to do instead."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.nn import Module
+
+
+class UnsupportedModelError(NotImplementedError):
+    """A model is wired in a way that curvature cannot follow."""
+
+
+class UnsupportedLayerError(UnsupportedModelError):
+    """A layer has no rule, or is set up in a way its rule cannot handle."""
+
+
+def no_rule(
+    module: Module, place: str, supported: Iterable[type[Module]]
+) -> UnsupportedLayerError:
+    """The error for a layer without a rule.
+
+    Args:
+        module: The layer.
+        place: Where it is in the model, for instance ``decoder.3``.
+        supported: The layers that have a rule.
+
+    Returns:
+        The error, to be raised.
+    """
+    name = type(module).__name__
+    return UnsupportedLayerError(
+        f"No rule for {name} ({place!r}). Supported: "
+        f"{', '.join(cls.__name__ for cls in supported)}. Register one with "
+        f"@register_rule({name}), see 'Your own layer' in the README."
+    )
+
+
+def cannot_handle(module: Module, place: str, problem: str) -> UnsupportedLayerError:
+    """The error for a layer whose settings a rule refuses.
+
+    Args:
+        module: The layer.
+        place: Where it is in the model.
+        problem: What is wrong, what is allowed, what to do.
+
+    Returns:
+        The error, to be raised.
+    """
+    return UnsupportedLayerError(f"{type(module).__name__} ({place!r}): {problem}")
+
+
+def chain_is_broken(where: str) -> UnsupportedModelError:
+    """The error for a net that computes something between its modules.
+
+    Args:
+        where: A module next to the break.
+
+    Returns:
+        The error, to be raised.
+    """
+    return UnsupportedModelError(
+        f"Curvature cannot get past {where}: something is computed outside a module, "
+        "for instance x + f(x), x.view(...) or F.relu(x), or the loss is not extended. "
+        "Use modules: backpack.custom_module.branching.SumModule, nn.Unflatten, nn.ReLU."
+    )
+
+
+def used_twice(what: str, remedy: str) -> UnsupportedModelError:
+    """The error for a parameter or a module that a net uses more than once.
+
+    Args:
+        what: Its name.
+        remedy: What to do.
+
+    Returns:
+        The error, to be raised.
+    """
+    return UnsupportedModelError(
+        f"{what} is used more than once in one forward pass. {remedy}"
+    )
+
+
+def find_place(wanted: Module | Tensor) -> str:
+    """Find out what a module or a parameter is called in the model it belongs to.
+
+    BackPACK's hooks know a module but not its model, so this looks through all living
+    modules; it is only for error messages.
+
+    Args:
+        wanted: The module or parameter.
+
+    Returns:
+        Its longest dotted name, or its class name if it stands alone.
+    """
+    names = [""]
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), Module):
+            continue
+        members = (
+            candidate.named_parameters()
+            if isinstance(wanted, Tensor)
+            else candidate.named_modules()
+        )
+        names += [name for name, member in members if member is wanted]
+    return max(names, key=lambda name: (name.count("."), len(name))) or (
+        type(wanted).__name__
+    )

@@ -1,0 +1,185 @@
+"""Layers that are affine in their input and in their weight.
+
+Their squared Jacobians are the same maps with squared numbers: ``(Jx o Jx)^T d`` is
+the layer's own input gradient with ``W o W`` for the weight, and ``(Jw o Jw)^T d`` its
+weight gradient with ``x o x`` for the input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from typing_extensions import override
+
+from lae_backpack.curvature.quantities import Dense
+from lae_backpack.curvature.registry import register_rule
+from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.by_autograd import chunks
+
+
+class AffineRule(DiagRule):
+    """Says everything in terms of the two gradients a layer has to write."""
+
+    params = ("weight", "bias")
+    constant_jacobian = True
+
+    def input_gradient(
+        self, module: Module, weight: Tensor, x: Tensor, grad: Tensor
+    ) -> Tensor:
+        """The layer's gradient with respect to its input.
+
+        Args:
+            module: The layer.
+            weight: The weight to use.
+            x: An input, of which only the shape counts.  # [N, *in]
+            grad: Gradient at the output.  # [N, *out]
+
+        Returns:
+            Gradient at the input.  # [N, *in]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write input_gradient")
+
+    def weight_gradient(
+        self, module: Module, x: Tensor, grad: Tensor, per_sample: bool
+    ) -> Tensor:
+        """The layer's gradient with respect to its weight.
+
+        Args:
+            module: The layer.
+            x: The input to use.  # [N, *in]
+            grad: Gradient at the output.  # [N, *out]
+            per_sample: Keep the samples apart.
+
+        Returns:
+            Gradient at the weight.  # [N, *weight] if per_sample else [*weight]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write weight_gradient")
+
+    def bias_gradient(self, module: Module, grad: Tensor) -> Tensor:
+        """The layer's gradient with respect to its bias, one per sample.
+
+        Args:
+            module: The layer.
+            grad: Gradient at the output.  # [N, *out]
+
+        Returns:
+            Gradient at the bias.  # [N, *bias]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write bias_gradient")
+
+    @override
+    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        weight = module.weight.detach()
+        return self.input_gradient(module, weight * weight, x, diag)
+
+    @override
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        x = call.x[:1].expand(columns.shape[:2].numel(), *call.x.shape[1:])
+        weight = call.module.weight.detach()
+        pulled = self.input_gradient(call.module, weight, x, columns.flatten(0, 1))
+        return pulled.unflatten(0, columns.shape[:2])
+
+    def weight(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        """Curvature of the weight.
+
+        Args:
+            module: The layer.
+            x: Its input.  # [N, *in]
+            diag: Diagonal at the output.  # [N, *out]
+
+        Returns:
+            The curvature.  # [*weight]
+        """
+        return self.weight_gradient(module, x * x, diag, per_sample=False)
+
+    def bias(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        """Curvature of the bias.
+
+        Args:
+            module: The layer.
+            x: Its input.  # [N, *in]
+            diag: Diagonal at the output.  # [N, *out]
+
+        Returns:
+            The curvature.  # [*bias]
+        """
+        return self.bias_gradient(module, diag).sum(0)
+
+    @override
+    def param_diag(
+        self, name: str, call: Call, diag: Tensor, per_sample: bool
+    ) -> Tensor:
+        module, x = call.module, call.x
+        if per_sample:
+            diag = diag.expand(len(x), *diag.shape[1:])
+            if name == "bias":
+                return self.bias_gradient(module, diag)
+            return self.weight_gradient(module, x * x, diag, per_sample=True)
+        if len(diag) == len(x):
+            return super().param_diag(name, call, diag, per_sample)
+        # Linear in x o x: what all samples share meets the samples' sum.
+        if name == "bias":
+            return self.bias_gradient(module, diag)[0] * len(x)
+        squares = (x * x).sum(0, keepdim=True)
+        return self.weight_gradient(module, squares, diag, per_sample=False)
+
+    @override
+    def pull_columns_to_param(self, name: str, call: Call, columns: Tensor) -> Tensor:
+        flat = columns.flatten(0, 1)
+        if name == "bias":
+            pulled = self.bias_gradient(call.module, flat)
+        else:
+            x = call.x.repeat(len(columns), *[1] * (call.x.dim() - 1))
+            pulled = self.weight_gradient(call.module, x, flat, per_sample=True)
+        return pulled.unflatten(0, columns.shape[:2])
+
+
+@register_rule(nn.Linear)
+class LinearRule(AffineRule):
+    """Linear, on vectors or along the last of several dimensions."""
+
+    @override
+    def input_gradient(
+        self, module: Module, weight: Tensor, x: Tensor, grad: Tensor
+    ) -> Tensor:
+        return grad @ weight
+
+    @override
+    def weight_gradient(
+        self, module: Module, x: Tensor, grad: Tensor, per_sample: bool
+    ) -> Tensor:
+        if per_sample:
+            return torch.einsum("n...o,n...i->noi", grad, x)
+        return grad.flatten(0, -2).T @ x.flatten(0, -2)
+
+    @override
+    def bias_gradient(self, module: Module, grad: Tensor) -> Tensor:
+        return grad.flatten(1, -2).sum(1) if grad.dim() > 2 else grad
+
+    @override
+    def diag_to_dense(self, call: Call, diag: Tensor) -> Dense:
+        if diag.dim() > 2:
+            return super().diag_to_dense(call, diag)
+        weight = call.module.weight.detach()  # [out, in]
+        # W^T diag(d) W directly: never [N, out, out].
+        matrix = [(weight.T * d[:, None]) @ weight for d in chunks(diag, weight.numel())]
+        return Dense.from_matrix(torch.cat(matrix), call.x)
+
+    @override
+    def param_dense(
+        self, name: str, call: Call, dense: Dense, per_sample: bool
+    ) -> Tensor:
+        if call.x.dim() > 2:
+            return super().param_dense(name, call, dense, per_sample)
+        # Each weight reaches one output, so only the diagonal of M is read.
+        return self.param_diag(name, call, dense.diag(), per_sample)

@@ -1,0 +1,130 @@
+"""Layers whose outputs are weighted means of inputs, with weights fixed in advance."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from typing_extensions import override
+
+from lae_backpack.curvature.registry import register_rule
+from lae_backpack.curvature.rules.base import Call, DiagRule
+
+
+class AveragingRule(DiagRule):
+    """Row o of the Jacobian holds ``1 / k_o`` or 0: ``(Jx o Jx)^T d = Jx^T (d / k)``."""
+
+    constant_jacobian = True
+
+    def divisors(self, module: Module, x: Tensor) -> list[Tensor]:
+        """By what each output's sum was divided, as an outer product.
+
+        Args:
+            module: The layer.
+            x: Its input.  # [N, C, *spatial]
+
+        Returns:
+            One vector for each spatial dimension.  # [[out_1], [out_2], ...]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write divisors")
+
+    @override
+    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        divisors = self.divisors(module, x)
+        for dim, divisor in enumerate(divisors, start=diag.dim() - len(divisors)):
+            shape = [-1 if d == dim else 1 for d in range(diag.dim())]
+            diag = diag / divisor.reshape(shape).to(diag)
+        return self.pull_columns(Call(module, (x,), diag), diag[None])[0]
+
+
+def _per_dim(setting: int | tuple[int, ...] | None, dims: int) -> list[int]:
+    return [setting] * dims if isinstance(setting, int) else list(setting or [])
+
+
+@register_rule(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+class AvgPoolRule(AveragingRule):
+    """The mean of a window."""
+
+    @override
+    def divisors(self, module: Module, x: Tensor) -> list[Tensor]:
+        dims = x.dim() - 2
+        override = getattr(module, "divisor_override", None)
+        kernel, stride, padding = (
+            _per_dim(s, dims) for s in (module.kernel_size, module.stride, module.padding)
+        )
+        out = module.forward(x[:1]).shape[2:]
+        divisors = []
+        for d, size in enumerate(x.shape[2:]):
+            start = torch.arange(out[d]) * stride[d] - padding[d]
+            # In ceil mode the last window may stick out even of the padding.
+            stop = (start + kernel[d]).clamp(max=size + padding[d])
+            if not module.count_include_pad:
+                start, stop = start.clamp(min=0), stop.clamp(max=size)
+            divisors.append(stop - start)
+        if override:
+            divisors = [torch.ones_like(n) for n in divisors]
+            divisors[0] = divisors[0] * override
+        return divisors
+
+
+@register_rule(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+class AdaptiveAvgPoolRule(AveragingRule):
+    """The mean of a window whose size follows from the sizes of input and output."""
+
+    @override
+    def divisors(self, module: Module, x: Tensor) -> list[Tensor]:
+        divisors = []
+        for size, out in zip(x.shape[2:], module.forward(x[:1]).shape[2:], strict=True):
+            index = torch.arange(out)
+            start, stop = index * size // out, -(-(index + 1) * size // out)
+            divisors.append(stop - start)
+        return divisors
+
+
+@register_rule(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+class UpsampleRule(DiagRule):
+    """Interpolation: a 0/1 selection per channel, or separable weights to be squared."""
+
+    constant_jacobian = True
+
+    @override
+    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        if module.mode.startswith("nearest"):
+            return self.pull_columns(Call(module, (x,), diag), diag[None])[0]
+        for dim in range(2, x.dim()):
+            index, weight = _taps(module, x, dim)
+            shape = [-1 if d == dim else 1 for d in range(diag.dim())]
+            pulled = diag.new_zeros(*diag.shape[:dim], x.shape[dim], *diag.shape[dim + 1 :])
+            for i, w in zip(index, weight, strict=True):
+                squared = w.square().to(diag).reshape(shape)
+                pulled.index_add_(dim, i, squared * diag)
+            diag = pulled
+        return diag
+
+
+def _taps(module: Module, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """From which inputs, with which weights, interpolation makes each output.
+
+    The layer itself is asked, with unit vectors along one dimension and as few pixels
+    as it takes along the others, so that all its settings count.
+
+    Returns:
+        Indices and weights.  # [taps, out], [taps, out]
+    """
+    size = x.shape[dim]
+    scale = module.scale_factor or 1.0
+    few = ceil(1 / min(scale if isinstance(scale, tuple) else (scale,)))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    units = torch.eye(size, dtype=dtype, device=x.device)
+    units = units.reshape([size if d in (1, dim) else 1 for d in range(x.dim())])
+    units = units.expand([n if d in (0, 1, dim) else few for d, n in enumerate(units.shape)])
+    answer = module.forward(units).movedim(dim, 2)
+    answer = answer.reshape(size, answer.shape[2], -1)[:, :, 0]  # [in, out]
+    taps = min(size, 4 if module.mode == "bicubic" else 2)
+    index = answer.abs().topk(taps, dim=0).indices
+    return index, answer.gather(0, index)

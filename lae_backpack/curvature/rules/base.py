@@ -1,0 +1,281 @@
+"""The contract between the engine and a layer.
+
+A layer ``y = f(x; w)`` with Jacobians ``Jx`` and ``Jw`` has to say two things, both with
+*squared* Jacobians: what a diagonal ``d`` at its output becomes at its input, and what
+it means for each parameter. Everything dense has an exact default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
+from lae_backpack.curvature.rules import by_autograd
+from lae_backpack.curvature.rules.by_autograd import chunks
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a module in a forward pass."""
+
+    module: Module
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The first input.  # [N, *in]."""
+        return self.inputs[0]
+
+
+class DiagRule:
+    """How curvature passes through one layer; subclass and ``register_rule`` it.
+
+    Write ``input_diag`` and, for every name in ``params``, a method of that name with
+    the same arguments that returns ``(Jw o Jw)^T d``, summed over the batch. The other
+    methods are what the engine calls; override one to be faster.
+
+    Attributes:
+        params: The names of the layer's parameters.
+        constant_jacobian: ``Jx`` is the same for every input, so what all samples share
+            at the output they share at the input.
+        one_input_per_output: Each output depends on one input at most (activations,
+            pads, pools that select). Then ``Jx^T diag(d) Jx`` is diagonal again, and
+            carrying a diagonal loses nothing.
+    """
+
+    params: tuple[str, ...] = ()
+    constant_jacobian: bool = False
+    one_input_per_output: bool = False
+
+    def check(self, module: Module, x: Tensor) -> str | None:
+        """Say what the rule cannot do.
+
+        Args:
+            module: The layer.
+            x: Its input.  # [N, *in]
+
+        Returns:
+            ``None``, or a sentence with the setting, what is allowed, what to do.
+        """
+        return None
+
+    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        """Pull a diagonal back through the layer: ``(Jx o Jx)^T d``.
+
+        Args:
+            module: The layer.
+            x: Its input.  # [N, *in]
+            diag: Diagonal at the output.  # [N, *out]
+
+        Returns:
+            Diagonal at the input.  # [N, *in]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write input_diag")
+
+    # What the engine calls ---------------------------------------------------------
+
+    def pull(
+        self,
+        call: Call,
+        quantity: Diag | Dense,
+        policy: DensePolicy,
+        inputs: Sequence[Tensor],
+    ) -> list[Diag | Dense]:
+        """Pull what arrived at the output back to the inputs.
+
+        Args:
+            call: The use of the layer.
+            quantity: M at the output.
+            policy: Where M is kept dense.
+            inputs: The inputs that want it; a layer of its own has one at most.
+
+        Returns:
+            M at each of these inputs.
+        """
+        if not inputs:
+            return []
+        keep_dense = policy.carries_dense(call.x)
+        if isinstance(quantity, Diag):
+            if keep_dense and not self.one_input_per_output:
+                return [self.diag_to_dense(call, quantity.values)]
+            return [Diag(self.pull_diag(call, quantity.values))]
+        left, right = quantity.left, quantity.right
+        pulled = Dense(
+            self.pull_columns(call, left),
+            self.pull_columns(call, right),
+            quantity.fork,
+        )
+        return [pulled.compressed() if keep_dense else Diag(pulled.diag())]
+
+    def pull_diag(self, call: Call, diag: Tensor) -> Tensor:
+        """As ``input_diag``, for a diagonal that all samples may share.
+
+        Args:
+            call: The use of the layer.
+            diag: Diagonal at the output.  # [N or 1, *out]
+
+        Returns:
+            Diagonal at the input.  # [N or 1, *in]
+        """
+        x = self._samples_that_matter(call, diag)
+        return self.input_diag(call.module, x, diag.expand(len(x), *diag.shape[1:]))
+
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        """Pull vectors back through the layer: ``Jx^T v``.
+
+        Args:
+            call: The use of the layer.
+            columns: Vectors at the output.  # [K, N or 1, *out]
+
+        Returns:
+            Vectors at the input.  # [K, N or 1, *in]
+        """
+        x = self._samples_that_matter(call, columns[0])
+        return by_autograd.pull_columns(call.module, x, columns)
+
+    def diag_to_dense(self, call: Call, diag: Tensor) -> Dense:
+        """Pull a diagonal back and keep all of ``Jx^T diag(d) Jx``.
+
+        Goes forwards along the inputs' unit vectors: they are few where a dense
+        quantity is wanted, while the outputs may be many.
+
+        Args:
+            call: The use of the layer.
+            diag: Diagonal at the output.  # [N or 1, *out]
+
+        Returns:
+            M at the input.
+        """
+        x = self._samples_that_matter(call, diag)
+        units = unit_columns(x)
+        left = [
+            self.pull_columns(
+                call, diag * by_autograd.push_columns(call.module, x, unit)
+            )
+            for unit in chunks(units, len(x) * max(features(x), features(diag)))
+        ]
+        return Dense(torch.cat(left), units)
+
+    def param_diag(
+        self, name: str, call: Call, diag: Tensor, per_sample: bool
+    ) -> Tensor:
+        """Curvature of a parameter under a diagonal: ``(Jw o Jw)^T d``.
+
+        Args:
+            name: The parameter's name.
+            call: The use of the layer.
+            diag: Diagonal at the output.  # [N or 1, *out]
+            per_sample: Keep the samples apart.
+
+        Returns:
+            The curvature.  # [N, *param] if per_sample else [*param]
+        """
+        curvature = getattr(self, name)
+        diag = diag.expand(len(call.x), *diag.shape[1:])
+        if not per_sample:
+            return curvature(call.module, call.x, diag)
+        samples = zip(call.x.split(1), diag.split(1), strict=True)
+        return torch.stack([curvature(call.module, x, d) for x, d in samples])
+
+    def param_dense(
+        self, name: str, call: Call, dense: Dense, per_sample: bool
+    ) -> Tensor:
+        """Curvature of a parameter under a dense M: ``diag(Jw^T M Jw)``.
+
+        Args:
+            name: The parameter's name.
+            call: The use of the layer.
+            dense: M at the output.
+            per_sample: Keep the samples apart.
+
+        Returns:
+            The curvature.  # [N, *param] if per_sample else [*param]
+        """
+        batch, param = len(call.x), getattr(call.module, name)
+        total = param.new_zeros(batch if per_sample else 1, *param.shape)
+        size = batch * max(param.numel(), features(call.x), features(call.output))
+        pairs = zip(chunks(dense.left, size), chunks(dense.right, size), strict=True)
+        for pair in pairs:
+            left, right = (
+                self.pull_columns_to_param(
+                    name, call, columns.expand(-1, batch, *columns.shape[2:])
+                )
+                for columns in pair
+            )
+            total += (left * right).sum(0).sum_to_size(total.shape)
+        return total if per_sample else total[0]
+
+    def pull_columns_to_param(self, name: str, call: Call, columns: Tensor) -> Tensor:
+        """Pull vectors back to a parameter, sample by sample: ``Jw^T v``.
+
+        Args:
+            name: The parameter's name.
+            call: The use of the layer.
+            columns: Vectors at the output.  # [K, N, *out]
+
+        Returns:
+            Vectors at the parameter.  # [K, N, *param]
+        """
+        return by_autograd.pull_columns_to_param(call.module, name, call.x, columns)
+
+    def _samples_that_matter(self, call: Call, shared: Tensor) -> Tensor:
+        return call.x[: len(shared)] if self.constant_jacobian else call.x
+
+
+class LossRule:
+    """Where curvature starts: the Hessian of a loss at the model's output.
+
+    Write ``seed_diag``, and ``seed_dense`` if the Hessian is not diagonal.
+    """
+
+    def check(self, module: Module, x: Tensor, target: Tensor) -> str | None:
+        """Say what the rule cannot do.
+
+        Args:
+            module: The loss.
+            x: The model's output.  # [N, *out]
+            target: The target.
+
+        Returns:
+            ``None``, or a sentence with the setting, what is allowed, what to do.
+        """
+        return None
+
+    def seed_diag(self, module: Module, x: Tensor, target: Tensor) -> Tensor:
+        """The diagonal of the loss Hessian.
+
+        Args:
+            module: The loss.
+            x: The model's output.  # [N, *out]
+            target: The target.
+
+        Returns:
+            The diagonal.  # [N or 1, *out]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write seed_diag")
+
+    def seed_dense(self, module: Module, x: Tensor, target: Tensor) -> Diag | Dense:
+        """The whole loss Hessian.
+
+        Args:
+            module: The loss.
+            x: The model's output.  # [N, *out]
+            target: The target.
+
+        Returns:
+            M at the model's output; by default it is diagonal.
+        """
+        return Diag(self.seed_diag(module, x, target))

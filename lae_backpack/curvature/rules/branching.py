@@ -1,0 +1,37 @@
+"""Where branches meet: a sum hands what it gets to each of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backpack.custom_module.branching import SumModule
+from torch import Tensor
+from typing_extensions import override
+
+from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.quantities import Dense, Diag
+from lae_backpack.curvature.registry import register_rule
+from lae_backpack.curvature.rules.base import Call, DiagRule
+
+
+@register_rule(SumModule)
+class SumRule(DiagRule):
+    """Every input's Jacobian is the identity.
+
+    Dense columns stay pieces of one M until the branches meet again, so nothing is
+    lost; of two diagonals the cross term between the branches is.
+    """
+
+    @override
+    def pull(
+        self,
+        call: Call,
+        quantity: Diag | Dense,
+        policy: DensePolicy,
+        inputs: Sequence[Tensor],
+    ) -> list[Diag | Dense]:
+        if policy.carries_dense(call.output) and isinstance(quantity, Diag):
+            quantity = quantity.to_dense()
+        if isinstance(quantity, Dense):
+            quantity = quantity.split(len(inputs))
+        return [quantity] * len(inputs)

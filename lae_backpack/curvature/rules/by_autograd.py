@@ -1,0 +1,109 @@
+"""Exact dense steps for any layer, from vector-Jacobian products of its ``forward``.
+
+Columns are folded into the batch, which needs no more of a layer than that its samples
+do not see each other. ``module.forward`` is called, never the module: hooks would fire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vjp, vmap
+from torch.nn import Module
+
+from lae_backpack.curvature.quantities import features
+
+# Columns are worked on in pieces of about this many numbers.
+CHUNK = 2**24
+
+
+def chunks(columns: Tensor, numbers_each: int) -> Iterator[Tensor]:
+    """Go through columns in pieces that keep memory flat.
+
+    Args:
+        columns: The columns.  # [K, ...]
+        numbers_each: How many numbers one column needs on the way.
+
+    Yields:
+        Pieces of the columns.  # [k, ...]
+    """
+    yield from columns.split(max(1, CHUNK // max(1, numbers_each)))
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    return x.repeat(times, *[1] * (x.dim() - 1))
+
+
+def pull_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
+    """``Jx^T v`` for many vectors per sample.
+
+    Args:
+        module: The layer.
+        x: Its input.  # [N, *in]
+        columns: Vectors at the output.  # [K, N or 1, *out]
+
+    Returns:
+        Vectors at the input.  # [K, N, *in]
+    """
+    pieces = []
+    for piece in chunks(columns, len(x) * max(features(x), features(columns[0]))):
+        _, pull = vjp(module.forward, _repeated(x, len(piece)))
+        piece = piece.expand(-1, len(x), *piece.shape[2:])
+        pieces.append(pull(piece.flatten(0, 1))[0].unflatten(0, (-1, len(x))))
+    return torch.cat(pieces)
+
+
+def push_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
+    """``Jx v`` for many vectors that all samples share.
+
+    Args:
+        module: The layer.
+        x: Its input.  # [N, *in]
+        columns: Vectors at the input.  # [K, 1, *in]
+
+    Returns:
+        Vectors at the output.  # [K, N, *out]
+    """
+    output, pull = vjp(module.forward, _repeated(x, len(columns)))
+    # Pulling is linear, so pulling through it pushes (and torch.func.jvp would load
+    # deprecated parts of torch).
+    _, push = vjp(lambda out: pull(out)[0], torch.zeros_like(output))
+    vectors = columns.expand(-1, *x.shape).flatten(0, 1)
+    return push(vectors)[0].unflatten(0, (-1, len(x)))
+
+
+def pull_columns_to_param(
+    module: Module, name: str, x: Tensor, columns: Tensor
+) -> Tensor:
+    """``Jw^T v`` for many vectors, sample by sample.
+
+    Args:
+        module: The layer.
+        name: The parameter's name.
+        x: The layer's input.  # [N, *in]
+        columns: Vectors at the output.  # [K, N, *out]
+
+    Returns:
+        Vectors at the parameter.  # [K, N, *param]
+    """
+    layer = _WithoutHooks(module)
+
+    def pull(one: Tensor, vectors: Tensor) -> Tensor:  # [*in], [K, *out]
+        def forward(value: Tensor) -> Tensor:
+            return functional_call(layer, {f"layer.{name}": value}, (one[None],))[0]
+
+        _, pull_one = vjp(forward, getattr(module, name).detach())
+        return vmap(pull_one)(vectors)[0]
+
+    return vmap(pull, in_dims=(0, 1), out_dims=1)(x, columns)
+
+
+class _WithoutHooks(Module):
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer.forward(x)

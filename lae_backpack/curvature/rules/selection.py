@@ -1,0 +1,91 @@
+"""Layers that copy: every output is one input, or a constant. ``(Jx o Jx)^T = Jx^T``."""
+
+from __future__ import annotations
+
+from math import prod
+
+from backpack.custom_module.pad import Pad
+from backpack.custom_module.permute import Permute
+from backpack.custom_module.slicing import Slicing
+from torch import Tensor, nn
+from torch.nn import Module
+from typing_extensions import override
+
+from lae_backpack.curvature.registry import register_rule
+from lae_backpack.curvature.rules.base import Call, DiagRule
+
+PADS = [
+    getattr(nn, f"{kind}Pad{dim}d")
+    for kind in ("Zero", "Constant", "Reflection", "Replication", "Circular")
+    for dim in (1, 2, 3)
+]
+
+
+class SelectionRule(DiagRule):
+    """A 0/1 Jacobian: a diagonal travels like a gradient."""
+
+    one_input_per_output = True
+
+    @override
+    def pull_diag(self, call: Call, diag: Tensor) -> Tensor:
+        return self.pull_columns(call, diag[None])[0]
+
+    @override
+    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+        return self.pull_diag(Call(module, (x,), module.forward(x)), diag)
+
+
+@register_rule(*PADS, Pad, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+class FixedSelectionRule(SelectionRule):
+    """A selection that is the same for every input."""
+
+    constant_jacobian = True
+
+
+@register_rule(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+@register_rule(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+class MaxPoolRule(SelectionRule):
+    """The largest of a window."""
+
+    @override
+    def check(self, module: Module, x: Tensor) -> str | None:
+        if module.return_indices:
+            return (
+                "return_indices=True makes the output a tuple. Use "
+                "return_indices=False."
+            )
+        return None
+
+
+@register_rule(nn.Flatten, nn.Unflatten, nn.Identity)
+class ReshapeRule(FixedSelectionRule):
+    """The same numbers in another shape."""
+
+    @override
+    def check(self, module: Module, x: Tensor) -> str | None:
+        dims = [d for d in (getattr(module, "start_dim", 1), getattr(module, "dim", 1))]
+        if any(isinstance(d, int) and d % x.dim() == 0 for d in dims):
+            return "it reshapes the batch dimension. Reshape from dimension 1 on."
+        return None
+
+    @override
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        return columns.reshape(*columns.shape[:2], *call.x.shape[1:])
+
+
+@register_rule(Permute)
+class PermuteRule(FixedSelectionRule):
+    """BackPACK's Permute, whose ``dims`` leave the batch in place."""
+
+
+@register_rule(Slicing)
+class SlicingRule(FixedSelectionRule):
+    """BackPACK's Slicing, as long as it keeps all samples."""
+
+    @override
+    def check(self, module: Module, x: Tensor) -> str | None:
+        info = module.slice_info
+        first = info[0] if isinstance(info, tuple) else info
+        if first is Ellipsis or first == slice(None):
+            return None
+        return f"slice_info={info!r} drops samples. Start it with slice(None)."
