@@ -50,7 +50,7 @@ def _layer(
     return Case(name, lambda: kind(*args, **settings), x_shape)
 
 
-SPATIAL = {1: (7,), 2: (5, 6), 3: (4, 3, 5)}
+SPATIAL = {1: (7,), 2: (5, 6), 3: (3, 4, 3)}
 
 
 def _sized(kind: str, dim: int) -> type[nn.Module]:
@@ -72,7 +72,7 @@ def _convolutions() -> list[Case]:
             _layer(conv, x, 4, 4, 2, stride=3, groups=4, padding=1),
             _layer(transposed, x, 4, 3, 3),
             _layer(transposed, x, 4, 3, 2, stride=2, padding=1, bias=False),
-            _layer(transposed, x, 4, 6, 3, stride=2, output_padding=1, groups=2),
+            _layer(transposed, (2, 4, *(2,) * dim), 4, 2, 3, stride=2, output_padding=1, groups=2),
             _layer(transposed, x, 4, 2, 2, dilation=2, output_padding=1),
         ]
         for mode in ("reflect", "replicate", "circular"):

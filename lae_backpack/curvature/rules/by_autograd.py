@@ -6,7 +6,7 @@ do not see each other. ``module.forward`` is called, never the module: hooks wou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -32,6 +32,20 @@ def chunks(columns: Tensor, numbers_each: int) -> Iterator[Tensor]:
     yield from columns.split(max(1, CHUNK // max(1, numbers_each)))
 
 
+def forward_of(module: Module) -> Callable[[Tensor], Tensor]:
+    """A layer as a function that leaves its argument alone.
+
+    Args:
+        module: The layer.
+
+    Returns:
+        Its ``forward``; on a copy of the input if the layer works in place.
+    """
+    if getattr(module, "inplace", False):
+        return lambda x: module.forward(x.clone())
+    return module.forward
+
+
 def _repeated(x: Tensor, times: int) -> Tensor:
     return x.repeat(times, *[1] * (x.dim() - 1))
 
@@ -49,7 +63,7 @@ def pull_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
     """
     pieces = []
     for piece in chunks(columns, len(x) * max(features(x), features(columns[0]))):
-        _, pull = vjp(module.forward, _repeated(x, len(piece)))
+        _, pull = vjp(forward_of(module), _repeated(x, len(piece)))
         piece = piece.expand(-1, len(x), *piece.shape[2:])
         pieces.append(pull(piece.flatten(0, 1))[0].unflatten(0, (-1, len(x))))
     return torch.cat(pieces)
@@ -66,7 +80,7 @@ def push_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
     Returns:
         Vectors at the output.  # [K, N, *out]
     """
-    output, pull = vjp(module.forward, _repeated(x, len(columns)))
+    output, pull = vjp(forward_of(module), _repeated(x, len(columns)))
     # Pulling is linear, so pulling through it pushes (and torch.func.jvp would load
     # deprecated parts of torch).
     _, push = vjp(lambda out: pull(out)[0], torch.zeros_like(output))

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.by_autograd import forward_of
 
 aten = torch.ops.aten
 
@@ -50,7 +51,7 @@ class ElementwiseRule(DiagRule):
         Returns:
             The derivative, or one number if it is the same everywhere.  # [N, *in] or []
         """
-        _, pull = vjp(call.module.forward, call.x)
+        _, pull = vjp(forward_of(call.module), call.x)
         return pull(torch.ones_like(call.x))[0]
 
     @override
@@ -64,7 +65,7 @@ class ElementwiseRule(DiagRule):
 
     @override
     def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
-        return self.pull_diag(Call(module, (x,), module.forward(x)), diag)
+        return self.pull_diag(Call(module, (x,), forward_of(module)(x)), diag)
 
 
 class KernelRule(ElementwiseRule):

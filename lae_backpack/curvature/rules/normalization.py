@@ -166,7 +166,9 @@ class OwnStatisticsRule(NormRule):
         values = x.reshape(self.groups(module, x))
         if self.centred:
             values = values - values.mean(2, keepdim=True)
-        eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+        # Without an eps, torch takes that of the type it calculates in.
+        calculates_in = torch.promote_types(x.dtype, torch.float32)
+        eps = torch.finfo(calculates_in).eps if module.eps is None else module.eps
         scale = (values.square().mean(2, keepdim=True) + eps).sqrt()
         full_scale = scale.expand_as(values).reshape(x.shape)
         return (values / scale).reshape(x.shape), full_scale
@@ -179,9 +181,10 @@ class OwnStatisticsRule(NormRule):
         a = (self.squared_gain(module, x, scale) * diag).reshape(groups)
         m = groups[2]
         one = 1.0 if self.centred else 0.0
-        moments = [(a * h**k).sum(2, keepdim=True) for k in (0, 1, 2)]
-        spread = one * (moments[0] + 2 * h * moments[1]) + h.square() * moments[2]
-        pulled = a * (1 - 2 * (one + h.square()) / m) + spread / m**2
+        ah, h2 = a * h, h.square()
+        a0, a1, a2 = (v.sum(2, keepdim=True) for v in (a, ah, ah * h))
+        spread = one * (a0 + 2 * h * a1) + h2 * a2
+        pulled = a * (1 - 2 * (one + h2) / m) + spread / m**2
         return pulled.reshape(x.shape)
 
 
