@@ -85,7 +85,9 @@ def _check_layer(rule: DiagRule, call: Call, tolerance: float) -> None:
             _compare(f"{label} -> Diag at the input", found, true, tolerance)
             for per_sample in (False, True):
                 results = param_curvature(rule, call, quantity, per_sample)
-                assert set(results) == set(jacobians), "not all parameters have a result"
+                assert set(results) == set(jacobians), (
+                    "not all parameters have a result"
+                )
                 for name, found in results.items():
                     jw = jacobians[name]
                     true = (jw * (matrix @ jw)).sum(1)  # [N, P]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from backpack.custom_module.branching import Parallel, SumModule
 from backpack.custom_module.pad import Pad
 from backpack.custom_module.permute import Permute
 from backpack.custom_module.scale_module import ScaleModule
@@ -72,7 +71,16 @@ def _convolutions() -> list[Case]:
             _layer(conv, x, 4, 4, 2, stride=3, groups=4, padding=1),
             _layer(transposed, x, 4, 3, 3),
             _layer(transposed, x, 4, 3, 2, stride=2, padding=1, bias=False),
-            _layer(transposed, (2, 4, *(2,) * dim), 4, 2, 3, stride=2, output_padding=1, groups=2),
+            _layer(
+                transposed,
+                (2, 4, *(2,) * dim),
+                4,
+                2,
+                3,
+                stride=2,
+                output_padding=1,
+                groups=2,
+            ),
             _layer(transposed, x, 4, 2, 2, dilation=2, output_padding=1),
         ]
         for mode in ("reflect", "replicate", "circular"):
@@ -102,7 +110,9 @@ def _pools() -> list[Case]:
         ]
         if dim > 1:
             cases.append(_layer(avg, x, 2, divisor_override=3))
-            cases.append(_layer(_sized("AdaptiveAvgPool", dim), x, (None,) + (2,) * (dim - 1)))
+            cases.append(
+                _layer(_sized("AdaptiveAvgPool", dim), x, (None,) + (2,) * (dim - 1))
+            )
     return cases
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Net:
-    """A model with its loss and data; ``in_backpack`` if BackPACK has all its layers."""
+    """A model with its loss and data; ``in_backpack`` if BackPACK has its layers."""
 
     id: str
     model: Callable[[], nn.Module]
@@ -64,7 +64,9 @@ class Residual(nn.Module):
 
 
 def _labels(x: Tensor) -> Tensor:
-    return torch.arange(x.numel() // x.shape[1]).reshape(len(x), *x.shape[2:]) % x.shape[1]
+    return (
+        torch.arange(x.numel() // x.shape[1]).reshape(len(x), *x.shape[2:]) % x.shape[1]
+    )
 
 
 def conv_autoencoder(upsample: Callable[[], nn.Module]) -> nn.Module:
@@ -156,7 +158,10 @@ NETS = [
         "residual-exact-in-backpack",
         lambda: nn.Sequential(
             nn.Linear(4, 3),
-            Parallel(nn.Identity(), nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))),
+            Parallel(
+                nn.Identity(),
+                nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)),
+            ),
             nn.Sigmoid(),
             Parallel(nn.Linear(3, 2), nn.Linear(3, 2)),
         ),

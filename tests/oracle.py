@@ -38,9 +38,9 @@ def exact_diag_ggn(
     jacobians = _jacobians(model, x)
     jacobians.pop("")
     return {
-        name: torch.stack(
-            [(j * (whole[i, :, i, :] @ j)).sum(0) for i, j in enumerate(jac)]
-        ).reshape(n, *model.get_parameter(name).shape)
+        name: torch.stack([
+            (j * (whole[i, :, i, :] @ j)).sum(0) for i, j in enumerate(jac)
+        ]).reshape(n, *model.get_parameter(name).shape)
         for name, jac in jacobians.items()
     }
 
@@ -100,5 +100,7 @@ def _pull(
     to_input = jacobians.pop("")
     for param, jac in jacobians.items():
         values = (jac * (matrices @ jac)).sum(1)
-        results[name + param] = values.reshape(len(x), *module.get_parameter(param).shape)
+        results[name + param] = values.reshape(
+            len(x), *module.get_parameter(param).shape
+        )
     return _kept(to_input.transpose(1, 2) @ matrices @ to_input, limit)

@@ -38,7 +38,9 @@ def assert_equal(
     assert found.keys() == true.keys()
     atol = rtol * max(value.abs().max().item() for value in true.values())
     for name in true:
-        torch.testing.assert_close(found[name], true[name], rtol=rtol, atol=atol, msg=name)
+        torch.testing.assert_close(
+            found[name], true[name], rtol=rtol, atol=atol, msg=name
+        )
 
 
 def summed(per_sample: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lae_backpack import supported_layers
 from lae_backpack.testing import check_rule
 from tests.cases import LAYERS, LOSSES, Case, LossCase
 

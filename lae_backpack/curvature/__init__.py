@@ -1,4 +1,4 @@
-"""What travels backwards: diagonals and matrices, rules for layers, BackPACK extensions.
+"""What travels backwards, and the rules by which it passes each layer.
 
 Importing this package registers the rules of all supported layers.
 """

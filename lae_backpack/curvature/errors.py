@@ -8,6 +8,11 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.nn import Module
 
+SHARED_REMEDY = (
+    "Its curvature has cross terms that no layer sees: give each use a parameter of "
+    "its own, or freeze it with requires_grad_(False)."
+)
+
 
 class UnsupportedModelError(NotImplementedError):
     """A model is wired in a way that curvature cannot follow."""
@@ -17,10 +22,8 @@ class UnsupportedLayerError(UnsupportedModelError):
     """A layer has no rule, or is set up in a way its rule cannot handle."""
 
 
-def no_rule(
-    module: Module, place: str, supported: Iterable[type[Module]]
-) -> UnsupportedLayerError:
-    """The error for a layer without a rule.
+def no_rule(module: Module, place: str, supported: Iterable[type[Module]]) -> str:
+    """Words for a layer without a rule.
 
     Args:
         module: The layer.
@@ -28,18 +31,18 @@ def no_rule(
         supported: The layers that have a rule.
 
     Returns:
-        The error, to be raised.
+        The message.
     """
     name = type(module).__name__
-    return UnsupportedLayerError(
+    return (
         f"No rule for {name} ({place!r}). Supported: "
         f"{', '.join(cls.__name__ for cls in supported)}. Register one with "
         f"@register_rule({name}), see 'Your own layer' in the README."
     )
 
 
-def cannot_handle(module: Module, place: str, problem: str) -> UnsupportedLayerError:
-    """The error for a layer whose settings a rule refuses.
+def cannot_handle(module: Module, place: str, problem: str) -> str:
+    """Words for a layer whose settings a rule refuses.
 
     Args:
         module: The layer.
@@ -47,40 +50,39 @@ def cannot_handle(module: Module, place: str, problem: str) -> UnsupportedLayerE
         problem: What is wrong, what is allowed, what to do.
 
     Returns:
-        The error, to be raised.
+        The message.
     """
-    return UnsupportedLayerError(f"{type(module).__name__} ({place!r}): {problem}")
+    return f"{type(module).__name__} ({place!r}): {problem}"
 
 
-def chain_is_broken(where: str) -> UnsupportedModelError:
-    """The error for a net that computes something between its modules.
+def chain_is_broken(where: str) -> str:
+    """Words for a net that computes something between its modules.
 
     Args:
-        where: A module next to the break.
+        where: A place next to the break.
 
     Returns:
-        The error, to be raised.
+        The message.
     """
-    return UnsupportedModelError(
+    return (
         f"Curvature cannot get past {where}: something is computed outside a module, "
-        "for instance x + f(x), x.view(...) or F.relu(x), or the loss is not extended. "
-        "Use modules: backpack.custom_module.branching.SumModule, nn.Unflatten, nn.ReLU."
+        "for instance x + f(x), x.view(...) or F.relu(x), a module is called more than "
+        "once, or the loss is not extended. Use one module for each operation, such as "
+        "backpack.custom_module.branching.SumModule, nn.Unflatten, nn.ReLU."
     )
 
 
-def used_twice(what: str, remedy: str) -> UnsupportedModelError:
-    """The error for a parameter or a module that a net uses more than once.
+def used_twice(what: str, remedy: str) -> str:
+    """Words for a parameter or a module that a net uses more than once.
 
     Args:
         what: Its name.
         remedy: What to do.
 
     Returns:
-        The error, to be raised.
+        The message.
     """
-    return UnsupportedModelError(
-        f"{what} is used more than once in one forward pass. {remedy}"
-    )
+    return f"{what} is used more than once in one forward pass. {remedy}"
 
 
 def find_place(wanted: Module | Tensor) -> str:
@@ -105,6 +107,5 @@ def find_place(wanted: Module | Tensor) -> str:
             else candidate.named_modules()
         )
         names += [name for name, member in members if member is wanted]
-    return max(names, key=lambda name: (name.count("."), len(name))) or (
-        type(wanted).__name__
-    )
+    longest = max(names, key=lambda name: (name.count("."), len(name)))
+    return longest or type(wanted).__name__

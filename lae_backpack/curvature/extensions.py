@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -14,18 +15,22 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature import graph
-from lae_backpack.curvature.errors import chain_is_broken, find_place, used_twice
+from lae_backpack.curvature.allocator import keep_freed_memory
+from lae_backpack.curvature.errors import (
+    UnsupportedModelError,
+    chain_is_broken,
+    find_place,
+)
 from lae_backpack.curvature.policy import APPROX, DEFAULT_MAX_DENSE_DIM, DensePolicy
+from lae_backpack.curvature.preflight import check_model, stored_call
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.rules.base import Call, LossRule
 from lae_backpack.curvature.step import (
     add_to,
-    check_output,
     checked_rule,
     is_container,
     param_curvature,
     seed,
-    tensors_among,
 )
 
 
@@ -56,6 +61,7 @@ class DiagGGNExtension(BackpropExtension):
             per_sample: Keep the samples apart.
         """
         super().__init__(savefield, {})
+        keep_freed_memory()
         self.policy = policy
         self.per_sample = per_sample
         self._by_rule = ByRule()
@@ -93,7 +99,6 @@ class DiagGGNExtension(BackpropExtension):
         task = torch._C._current_graph_task_id()
         if self._pass.task != task:
             self._pass = BackwardPass(task)
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         return self._pass
 
     def undo(self) -> None:
@@ -101,14 +106,6 @@ class DiagGGNExtension(BackpropExtension):
         for param in self._pass.wrote_to:
             if hasattr(param, self.savefield):
                 delattr(param, self.savefield)
-        self._pass = BackwardPass(task=-1)
-
-    def _finish(self) -> None:
-        """Runs when torch's backward pass is through."""
-        lost = any(map(graph.comes_from_a_module, self._pass.arrived))
-        if lost:
-            self.undo()
-            raise chain_is_broken("a module")
         self._pass = BackwardPass(task=-1)
 
 
@@ -125,75 +122,42 @@ class ByRule(ModuleExtension):
     ) -> None:
         if is_container(module):
             return
-        call = stored_call(module)
+        state, call = extension.current_pass(), stored_call(module)
         rule = checked_rule(module, call.inputs, partial(find_place, module))
-        check_output(call, partial(find_place, module))
-        state = extension.current_pass()
         if isinstance(rule, LossRule):
-            refuse_shared_parameters(call.x)
-            inputs = [call.x]  # never the target, even if it requires a gradient
-            pulled = [seed(rule, call, extension.policy)]
-        else:
-            quantity = self._take(state, call)
-            results = param_curvature(rule, call, quantity, extension.per_sample)
-            for name, value in results.items():
-                param = getattr(module, name)
-                setattr(param, extension.savefield, value)
-                state.wrote_to.append(param)
-            inputs = [x for x in call.inputs if graph.origin(x) is not None]
-            pulled = rule.pull(call, quantity, extension.policy, inputs)
-        for x, quantity in zip(inputs, pulled, strict=True):
-            add_to(state.arrived, graph.origin(x), quantity)
+            check_model(call.x)
+            # Never the target, even if it requires a gradient.
+            self._hand_on(state, [call.x], [seed(rule, call, extension.policy)])
+            return
+        quantity = self._take(state, call)
+        results = param_curvature(rule, call, quantity, extension.per_sample)
+        for name, value in results.items():
+            param = getattr(module, name)
+            setattr(param, extension.savefield, value)
+            state.wrote_to.append(param)
+        inputs = [x for x in call.inputs if x.requires_grad]
+        pulled = rule.pull(call, quantity, extension.policy, inputs)
+        self._hand_on(state, inputs, pulled)
 
     @staticmethod
     def _take(state: BackwardPass, call: Call) -> Diag | Dense:
         origin = graph.origin(call.output)
         if origin is None or origin not in state.arrived:
             module = call.module
-            raise chain_is_broken(f"{type(module).__name__} ({find_place(module)!r})")
+            where = f"{type(module).__name__} ({find_place(module)!r})"
+            raise UnsupportedModelError(chain_is_broken(where))
         return state.arrived.pop(origin)
 
-
-def stored_call(module: Module) -> Call:
-    """What BackPACK's forward hook has stored of a module's last call.
-
-    Args:
-        module: An extended module.
-
-    Returns:
-        The call.
-
-    Raises:
-        UnsupportedModelError: If an earlier hook has used it up.
-    """
-    if not hasattr(module, "output"):
-        raise used_twice(
-            f"{type(module).__name__} ({find_place(module)!r})",
-            "BackPACK keeps one input per module: use one module for each call, or "
-            "lae_backpack.diag_ggn, which needs no hooks.",
-        )
-    inputs = []
-    while hasattr(module, f"input{len(inputs)}"):
-        inputs.append(getattr(module, f"input{len(inputs)}"))
-    return Call(module, tensors_among(inputs), module.output)
-
-
-def refuse_shared_parameters(output: Tensor) -> None:
-    """Stop before anything is computed if two modules share a parameter.
-
-    Args:
-        output: The model's output.
-
-    Raises:
-        UnsupportedModelError: If one is found.
-    """
-    shared = graph.parameter_used_twice(output)
-    if shared is not None:
-        raise used_twice(
-            f"The parameter {find_place(shared)!r}",
-            "Its curvature has cross terms that no layer sees: give each use a "
-            "parameter of its own, or freeze it with requires_grad_(False).",
-        )
+    @staticmethod
+    def _hand_on(
+        state: BackwardPass,
+        inputs: Iterable[Tensor],
+        quantities: Iterable[Diag | Dense],
+    ) -> None:
+        for x, quantity in zip(inputs, quantities, strict=True):
+            origin = graph.origin(x)
+            if origin is not None:  # the net's own input wants nothing
+                add_to(state.arrived, origin, quantity)
 
 
 class DiagGGNApprox(DiagGGNExtension):

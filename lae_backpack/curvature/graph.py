@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.nn import Parameter
 
 # A tensor as autograd knows it: the node that made it, and which of its outputs.
 Origin = tuple[Node, int]
@@ -28,25 +29,44 @@ def origin(tensor: Tensor) -> Origin | None:
     Returns:
         The node and the number of its output; ``None`` for what enters the net.
     """
-    node, index = tensor.grad_fn, tensor.output_nr
+    return _behind_hooks(tensor.grad_fn, tensor.output_nr)
+
+
+def _behind_hooks(node: Node | None, index: int) -> Origin | None:
     while node is not None and _is_hook(node):
         node, index = node.next_functions[index]
-    if node is None or node.name() == "torch::autograd::AccumulateGrad":
-        return None
-    return node, index
+    return None if node is None or _is_leaf(node) else (node, index)
 
 
-def _edges_below(root: Node) -> Iterator[tuple[Node, Node]]:
-    seen, waiting = {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        for following, _ in node.next_functions:
-            if following is None:
-                continue
-            yield node, following
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
+def _is_leaf(node: Node) -> bool:
+    return node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _nodes_below(root: Node | None) -> list[Node]:
+    nodes = [] if root is None else [root]
+    seen = set(nodes)
+    for node in nodes:  # grows while it is read
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                nodes.append(below)
+    return nodes
+
+
+def made_by_modules(output: Tensor) -> set[Origin]:
+    """The operations whose outputs modules handed to each other.
+
+    Args:
+        output: The model's output.
+
+    Returns:
+        What lies right behind hooks; in a net of modules only, each module's result.
+    """
+    made = {origin(output)}
+    for node in _nodes_below(output.grad_fn):
+        if _is_hook(node):
+            made |= {_behind_hooks(*edge) for edge in node.next_functions}
+    return {found for found in made if found is not None}
 
 
 def parameter_used_twice(output: Tensor) -> Tensor | None:
@@ -58,19 +78,18 @@ def parameter_used_twice(output: Tensor) -> Tensor | None:
     Returns:
         The first one found.
     """
-    if output.grad_fn is None:
-        return None
-    leaves = Counter(
+    reads = Counter(
         below
-        for _, below in _edges_below(output.grad_fn)
-        if below.name() == "torch::autograd::AccumulateGrad"
+        for node in _nodes_below(output.grad_fn)
+        for below, _ in node.next_functions
+        if below is not None and _is_leaf(below)
     )
-    shared = (node for node, uses in leaves.items() if uses > 1)
-    return next((node.variable for node in shared if _is_parameter(node)), None)
+    shared = (_leaf(node) for node, count in reads.items() if count > 1)
+    return next((leaf for leaf in shared if isinstance(leaf, Parameter)), None)
 
 
-def _is_parameter(node: Node) -> bool:
-    return type(node.variable).__name__ == "Parameter"
+def _leaf(node: Any) -> Tensor:
+    return node.variable
 
 
 def comes_from_a_module(place: Origin) -> bool:
@@ -82,4 +101,4 @@ def comes_from_a_module(place: Origin) -> bool:
     Returns:
         True if the operation works on what a module made.
     """
-    return any(_is_hook(below) for _, below in _edges_below(place[0]))
+    return any(map(_is_hook, _nodes_below(place[0])))

@@ -10,7 +10,7 @@ from torch.nn import Module
 from lae_backpack.curvature.rules.base import DiagRule, LossRule
 
 Rule = DiagRule | LossRule
-RuleOrClass = TypeVar("RuleOrClass", DiagRule, type[DiagRule], LossRule, type[LossRule])
+RuleOrClass = TypeVar("RuleOrClass")
 
 _RULES: dict[type[Module], Rule] = {}
 
@@ -37,8 +37,7 @@ def register_rule(
             )
 
     def register(rule: RuleOrClass) -> RuleOrClass:
-        instance = rule() if isinstance(rule, type) else rule
-        _check_rule_is_complete(instance)
+        instance = _complete(rule() if isinstance(rule, type) else rule)
         for layer in layers:
             if layer in _RULES and not overwrite:
                 raise ValueError(
@@ -52,17 +51,20 @@ def register_rule(
     return register
 
 
-def _check_rule_is_complete(rule: object) -> None:
-    if not isinstance(rule, DiagRule | LossRule):
+def _complete(rule: object) -> Rule:
+    if isinstance(rule, LossRule):
+        return rule
+    if not isinstance(rule, DiagRule):
         raise TypeError(
             f"A rule is a DiagRule or a LossRule, got {rule!r}. Subclass one of them."
         )
-    missing = [n for n in getattr(rule, "params", ()) if not hasattr(rule, n)]
+    missing = [name for name in rule.params if not hasattr(rule, name)]
     if missing:
         raise TypeError(
-            f"{type(rule).__name__} lists the parameters {list(rule.params)} but has "  # pyright: ignore[reportAttributeAccessIssue]
+            f"{type(rule).__name__} lists the parameters {list(rule.params)} but has "
             f"no method {missing[0]!r}. Write {missing[0]}(self, module, x, diag)."
         )
+    return rule
 
 
 def find_rule(module: Module) -> Rule | None:

@@ -1,4 +1,4 @@
-"""One module, backwards: what BackPACK's hooks and the sweep without gradients share."""
+"""One module, backwards: what the extensions and the sweep share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils.parametrize import is_parametrized
 
-from lae_backpack.curvature.errors import cannot_handle, no_rule
+from lae_backpack.curvature.errors import (
+    UnsupportedLayerError,
+    cannot_handle,
+    no_rule,
+)
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.registry import (
@@ -53,10 +57,10 @@ def checked_rule(
     """
     rule = find_rule(module)
     if rule is None:
-        raise no_rule(module, place(), supported_layers())
+        raise UnsupportedLayerError(no_rule(module, place(), supported_layers()))
     problem = _problem(rule, module, inputs)
     if problem is not None:
-        raise cannot_handle(module, place(), problem)
+        raise UnsupportedLayerError(cannot_handle(module, place(), problem))
     return rule
 
 
@@ -74,12 +78,11 @@ def check_output(call: Call, place: Callable[[], str]) -> None:
     if base is None or type(module).forward is base.forward:
         return
     if not torch.equal(base.forward(module, *call.inputs), call.output):
-        raise cannot_handle(
-            module,
-            place(),
+        problem = (
             f"it is a {base.__name__} whose forward computes something else. Register "
-            f"a rule for {type(module).__name__}.",
+            f"a rule for {type(module).__name__}."
         )
+        raise UnsupportedLayerError(cannot_handle(module, place(), problem))
 
 
 def _problem(
@@ -146,9 +149,7 @@ def param_curvature(
     return curvature
 
 
-def add_to(
-    arrived: dict[Key, Diag | Dense], key: Key, quantity: Diag | Dense
-) -> None:
+def add_to(arrived: dict[Key, Diag | Dense], key: Key, quantity: Diag | Dense) -> None:
     """Add what a module pulled back to what is at that tensor already.
 
     Args:

@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.hooks import RemovableHandle
 
-from lae_backpack.curvature.errors import chain_is_broken, used_twice
+from lae_backpack.curvature.allocator import keep_freed_memory
+from lae_backpack.curvature.errors import (
+    SHARED_REMEDY,
+    UnsupportedModelError,
+    chain_is_broken,
+    used_twice,
+)
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.rules.base import Call, DiagRule, LossRule
@@ -54,6 +60,7 @@ def diag_ggn(
     Raises:
         TypeError: If ``loss`` is not a loss.
     """
+    keep_freed_memory()
     policy = DensePolicy(max_dense_dim)
     with Recorder(model, x) as recorder:
         output = model(x)
@@ -145,12 +152,8 @@ class Recorder:
         for call, _ in self.calls:
             for param in call.module.parameters(recurse=False):
                 if param in seen and param.requires_grad:
-                    raise used_twice(
-                        f"The parameter {names[param]!r}",
-                        "Its curvature has cross terms that no layer sees: give each "
-                        "use a parameter of its own, or freeze it with "
-                        "requires_grad_(False).",
-                    )
+                    what = f"The parameter {names[param]!r}"
+                    raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
                 seen.add(param)
         return names
 
@@ -165,7 +168,7 @@ class Recorder:
         """
         if self._version.get(id(tensor)) != tensor._version:
             last = self._places[self.calls[-1][0].module] if self.calls else ""
-            raise chain_is_broken(f"what follows {last!r}")
+            raise UnsupportedModelError(chain_is_broken(f"what follows {last!r}"))
 
     def _before(self, module: Module, inputs: tuple[Tensor, ...]) -> object:
         inputs = tensors_among(inputs)

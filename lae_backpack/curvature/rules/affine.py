@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.quantities import Dense
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
 from lae_backpack.curvature.rules.by_autograd import chunks
 
 
@@ -25,7 +24,7 @@ class AffineRule(DiagRule):
     constant_jacobian = True
 
     def input_gradient(
-        self, module: Module, weight: Tensor, x: Tensor, grad: Tensor
+        self, module: Layer, weight: Tensor, x: Tensor, grad: Tensor
     ) -> Tensor:
         """The layer's gradient with respect to its input.
 
@@ -44,7 +43,7 @@ class AffineRule(DiagRule):
         raise NotImplementedError(f"{type(self).__name__} must write input_gradient")
 
     def weight_gradient(
-        self, module: Module, x: Tensor, grad: Tensor, per_sample: bool
+        self, module: Layer, x: Tensor, grad: Tensor, per_sample: bool
     ) -> Tensor:
         """The layer's gradient with respect to its weight.
 
@@ -62,7 +61,7 @@ class AffineRule(DiagRule):
         """
         raise NotImplementedError(f"{type(self).__name__} must write weight_gradient")
 
-    def bias_gradient(self, module: Module, grad: Tensor) -> Tensor:
+    def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:
         """The layer's gradient with respect to its bias, one per sample.
 
         Args:
@@ -78,7 +77,7 @@ class AffineRule(DiagRule):
         raise NotImplementedError(f"{type(self).__name__} must write bias_gradient")
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         weight = module.weight.detach()
         return self.input_gradient(module, weight * weight, x, diag)
 
@@ -89,7 +88,7 @@ class AffineRule(DiagRule):
         pulled = self.input_gradient(call.module, weight, x, columns.flatten(0, 1))
         return pulled.unflatten(0, columns.shape[:2])
 
-    def weight(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def weight(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Curvature of the weight.
 
         Args:
@@ -102,7 +101,7 @@ class AffineRule(DiagRule):
         """
         return self.weight_gradient(module, x * x, diag, per_sample=False)
 
-    def bias(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def bias(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Curvature of the bias.
 
         Args:
@@ -150,20 +149,20 @@ class LinearRule(AffineRule):
 
     @override
     def input_gradient(
-        self, module: Module, weight: Tensor, x: Tensor, grad: Tensor
+        self, module: Layer, weight: Tensor, x: Tensor, grad: Tensor
     ) -> Tensor:
         return grad @ weight
 
     @override
     def weight_gradient(
-        self, module: Module, x: Tensor, grad: Tensor, per_sample: bool
+        self, module: Layer, x: Tensor, grad: Tensor, per_sample: bool
     ) -> Tensor:
         if per_sample:
             return torch.einsum("n...o,n...i->noi", grad, x)
         return grad.flatten(0, -2).T @ x.flatten(0, -2)
 
     @override
-    def bias_gradient(self, module: Module, grad: Tensor) -> Tensor:
+    def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:
         return grad.flatten(1, -2).sum(1) if grad.dim() > 2 else grad
 
     @override
@@ -172,7 +171,9 @@ class LinearRule(AffineRule):
             return super().diag_to_dense(call, diag)
         weight = call.module.weight.detach()  # [out, in]
         # W^T diag(d) W directly: never [N, out, out].
-        matrix = [(weight.T * d[:, None]) @ weight for d in chunks(diag, weight.numel())]
+        matrix = [
+            (weight.T * d[:, None]) @ weight for d in chunks(diag, weight.numel())
+        ]
         return Dense.from_matrix(torch.cat(matrix), call.x)
 
     @override

@@ -6,19 +6,18 @@ from math import ceil
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
 
 
 class AveragingRule(DiagRule):
-    """Row o of the Jacobian holds ``1 / k_o`` or 0: ``(Jx o Jx)^T d = Jx^T (d / k)``."""
+    """Row o of ``Jx`` holds ``1 / k_o`` or 0: ``(Jx o Jx)^T d = Jx^T (d / k)``."""
 
     constant_jacobian = True
 
-    def divisors(self, module: Module, x: Tensor) -> list[Tensor]:
+    def divisors(self, module: Layer, x: Tensor) -> list[Tensor]:
         """By what each output's sum was divided, as an outer product.
 
         Args:
@@ -34,7 +33,7 @@ class AveragingRule(DiagRule):
         raise NotImplementedError(f"{type(self).__name__} must write divisors")
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         divisors = self.divisors(module, x)
         for dim, divisor in enumerate(divisors, start=diag.dim() - len(divisors)):
             shape = [-1 if d == dim else 1 for d in range(diag.dim())]
@@ -51,11 +50,12 @@ class AvgPoolRule(AveragingRule):
     """The mean of a window."""
 
     @override
-    def divisors(self, module: Module, x: Tensor) -> list[Tensor]:
+    def divisors(self, module: Layer, x: Tensor) -> list[Tensor]:
         dims = x.dim() - 2
         override = getattr(module, "divisor_override", None)
         kernel, stride, padding = (
-            _per_dim(s, dims) for s in (module.kernel_size, module.stride, module.padding)
+            _per_dim(s, dims)
+            for s in (module.kernel_size, module.stride, module.padding)
         )
         out = module.forward(x[:1]).shape[2:]
         divisors = []
@@ -77,7 +77,7 @@ class AdaptiveAvgPoolRule(AveragingRule):
     """The mean of a window whose size follows from the sizes of input and output."""
 
     @override
-    def divisors(self, module: Module, x: Tensor) -> list[Tensor]:
+    def divisors(self, module: Layer, x: Tensor) -> list[Tensor]:
         divisors = []
         for size, out in zip(x.shape[2:], module.forward(x[:1]).shape[2:], strict=True):
             index = torch.arange(out)
@@ -88,18 +88,20 @@ class AdaptiveAvgPoolRule(AveragingRule):
 
 @register_rule(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 class UpsampleRule(DiagRule):
-    """Interpolation: a 0/1 selection per channel, or separable weights to be squared."""
+    """Interpolation: a selection per channel, or separable weights to be squared."""
 
     constant_jacobian = True
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         if module.mode.startswith("nearest"):
             return self.pull_columns(Call(module, (x,), diag), diag[None])[0]
         for dim in range(2, x.dim()):
             index, weight = _taps(module, x, dim)
             shape = [-1 if d == dim else 1 for d in range(diag.dim())]
-            pulled = diag.new_zeros(*diag.shape[:dim], x.shape[dim], *diag.shape[dim + 1 :])
+            pulled = diag.new_zeros(
+                *diag.shape[:dim], x.shape[dim], *diag.shape[dim + 1 :]
+            )
             for i, w in zip(index, weight, strict=True):
                 squared = w.square().to(diag).reshape(shape)
                 pulled.index_add_(dim, i, squared * diag)
@@ -107,7 +109,7 @@ class UpsampleRule(DiagRule):
         return diag
 
 
-def _taps(module: Module, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _taps(module: Layer, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """From which inputs, with which weights, interpolation makes each output.
 
     The layer itself is asked, with unit vectors along one dimension and as few pixels
@@ -122,7 +124,9 @@ def _taps(module: Module, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(x.dtype, torch.float32)
     units = torch.eye(size, dtype=dtype, device=x.device)
     units = units.reshape([size if d in (1, dim) else 1 for d in range(x.dim())])
-    units = units.expand([n if d in (0, 1, dim) else few for d, n in enumerate(units.shape)])
+    units = units.expand([
+        n if d in (0, 1, dim) else few for d, n in enumerate(units.shape)
+    ])
     answer = module.forward(units).movedim(dim, 2)
     answer = answer.reshape(size, answer.shape[2], -1)[:, :, 0]  # [in, out]
     taps = min(size, 4 if module.mode == "bicubic" else 2)

@@ -1,8 +1,8 @@
 """The contract between the engine and a layer.
 
-A layer ``y = f(x; w)`` with Jacobians ``Jx`` and ``Jw`` has to say two things, both with
-*squared* Jacobians: what a diagonal ``d`` at its output becomes at its input, and what
-it means for each parameter. Everything dense has an exact default.
+A layer ``y = f(x; w)`` with Jacobians ``Jx`` and ``Jw`` has to say two things, both
+with *squared* Jacobians: what a diagonal ``d`` at its output becomes at its input, and
+what it means for each parameter. Everything dense has an exact default.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
 from lae_backpack.curvature.rules import by_autograd
-from lae_backpack.curvature.rules.by_autograd import chunks
+from lae_backpack.curvature.rules.by_autograd import Layer, chunks
 
 
 @dataclass(frozen=True)
 class Call:
     """One use of a module in a forward pass."""
 
-    module: Module
+    module: Layer
     inputs: tuple[Tensor, ...]
     output: Tensor
 
@@ -54,7 +53,7 @@ class DiagRule:
     constant_jacobian: bool = False
     one_input_per_output: bool = False
 
-    def check(self, module: Module, x: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor) -> str | None:
         """Say what the rule cannot do.
 
         Args:
@@ -66,7 +65,7 @@ class DiagRule:
         """
         return None
 
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Pull a diagonal back through the layer: ``(Jx o Jx)^T d``.
 
         Args:
@@ -238,7 +237,7 @@ class LossRule:
     Write ``seed_diag``, and ``seed_dense`` if the Hessian is not diagonal.
     """
 
-    def check(self, module: Module, x: Tensor, target: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor, target: Tensor) -> str | None:
         """Say what the rule cannot do.
 
         Args:
@@ -251,7 +250,7 @@ class LossRule:
         """
         return None
 
-    def seed_diag(self, module: Module, x: Tensor, target: Tensor) -> Tensor:
+    def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
         """The diagonal of the loss Hessian.
 
         Args:
@@ -267,7 +266,7 @@ class LossRule:
         """
         raise NotImplementedError(f"{type(self).__name__} must write seed_diag")
 
-    def seed_dense(self, module: Module, x: Tensor, target: Tensor) -> Diag | Dense:
+    def seed_dense(self, module: Layer, x: Tensor, target: Tensor) -> Diag | Dense:
         """The whole loss Hessian.
 
         Args:

@@ -7,6 +7,7 @@ do not see each other. ``module.forward`` is called, never the module: hooks wou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn import Module
 
 from lae_backpack.curvature.quantities import features
+
+# A layer as its rule knows it: only the rule can tell which attributes it has.
+Layer = Any
 
 # Columns are worked on in pieces of about this many numbers.
 CHUNK = 2**24
@@ -32,7 +36,7 @@ def chunks(columns: Tensor, numbers_each: int) -> Iterator[Tensor]:
     yield from columns.split(max(1, CHUNK // max(1, numbers_each)))
 
 
-def forward_of(module: Module) -> Callable[[Tensor], Tensor]:
+def forward_of(module: Layer) -> Callable[[Tensor], Tensor]:
     """A layer as a function that leaves its argument alone.
 
     Args:
@@ -46,11 +50,27 @@ def forward_of(module: Module) -> Callable[[Tensor], Tensor]:
     return module.forward
 
 
+def linearised(
+    function: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """A function's value and its transposed Jacobian at a point.
+
+    Args:
+        function: The function.
+        x: The point.
+
+    Returns:
+        The value, and a function that maps ``v`` to ``J^T v``.
+    """
+    value, pull, *_ = vjp(function, x)
+    return value, lambda v: pull(v)[0]
+
+
 def _repeated(x: Tensor, times: int) -> Tensor:
     return x.repeat(times, *[1] * (x.dim() - 1))
 
 
-def pull_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
+def pull_columns(module: Layer, x: Tensor, columns: Tensor) -> Tensor:
     """``Jx^T v`` for many vectors per sample.
 
     Args:
@@ -63,13 +83,13 @@ def pull_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
     """
     pieces = []
     for piece in chunks(columns, len(x) * max(features(x), features(columns[0]))):
-        _, pull = vjp(forward_of(module), _repeated(x, len(piece)))
+        _, pull = linearised(forward_of(module), _repeated(x, len(piece)))
         piece = piece.expand(-1, len(x), *piece.shape[2:])
-        pieces.append(pull(piece.flatten(0, 1))[0].unflatten(0, (-1, len(x))))
+        pieces.append(pull(piece.flatten(0, 1)).unflatten(0, (-1, len(x))))
     return torch.cat(pieces)
 
 
-def push_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
+def push_columns(module: Layer, x: Tensor, columns: Tensor) -> Tensor:
     """``Jx v`` for many vectors that all samples share.
 
     Args:
@@ -80,16 +100,16 @@ def push_columns(module: Module, x: Tensor, columns: Tensor) -> Tensor:
     Returns:
         Vectors at the output.  # [K, N, *out]
     """
-    output, pull = vjp(forward_of(module), _repeated(x, len(columns)))
+    output, pull = linearised(forward_of(module), _repeated(x, len(columns)))
     # Pulling is linear, so pulling through it pushes (and torch.func.jvp would load
     # deprecated parts of torch).
-    _, push = vjp(lambda out: pull(out)[0], torch.zeros_like(output))
+    _, push = linearised(pull, torch.zeros_like(output))
     vectors = columns.expand(-1, *x.shape).flatten(0, 1)
-    return push(vectors)[0].unflatten(0, (-1, len(x)))
+    return push(vectors).unflatten(0, (-1, len(x)))
 
 
 def pull_columns_to_param(
-    module: Module, name: str, x: Tensor, columns: Tensor
+    module: Layer, name: str, x: Tensor, columns: Tensor
 ) -> Tensor:
     """``Jw^T v`` for many vectors, sample by sample.
 
@@ -108,8 +128,8 @@ def pull_columns_to_param(
         def forward(value: Tensor) -> Tensor:
             return functional_call(layer, {f"layer.{name}": value}, (one[None],))[0]
 
-        _, pull_one = vjp(forward, getattr(module, name).detach())
-        return vmap(pull_one)(vectors)[0]
+        _, pull_one = linearised(forward, getattr(module, name).detach())
+        return vmap(pull_one)(vectors)
 
     return vmap(pull, in_dims=(0, 1), out_dims=1)(x, columns)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vjp
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.affine import AffineRule
+from lae_backpack.curvature.rules.base import Layer
+from lae_backpack.curvature.rules.by_autograd import linearised
 from lae_backpack.curvature.rules.repeated_inputs import cross_terms
 
 
@@ -22,7 +22,7 @@ class ConvRule(AffineRule):
     """Every setting torch has; padding that torch does beforehand, so do we."""
 
     @override
-    def check(self, module: Module, x: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor) -> str | None:
         wanted = len(module.kernel_size) + 2
         if x.dim() != wanted:
             return (
@@ -33,12 +33,12 @@ class ConvRule(AffineRule):
 
     @override
     def input_gradient(
-        self, module: Module, weight: Tensor, x: Tensor, grad: Tensor
+        self, module: Layer, weight: Tensor, x: Tensor, grad: Tensor
     ) -> Tensor:
         return Geometry.of(module, x, grad).input_gradient(weight, x, grad)
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         pulled = super().input_diag(module, x, diag)
         geometry = Geometry.of(module, x, diag)
         if geometry.pad_mode == "constant":
@@ -56,7 +56,7 @@ class ConvRule(AffineRule):
 
     @override
     def weight_gradient(
-        self, module: Module, x: Tensor, grad: Tensor, per_sample: bool
+        self, module: Layer, x: Tensor, grad: Tensor, per_sample: bool
     ) -> Tensor:
         geometry = Geometry.of(module, x, grad)
         x, weight = geometry.pad(x), module.weight.detach()
@@ -70,7 +70,7 @@ class ConvRule(AffineRule):
         return pulled.unflatten(0, (len(x), -1))
 
     @override
-    def bias_gradient(self, module: Module, grad: Tensor) -> Tensor:
+    def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:
         return grad.flatten(2).sum(2)
 
 
@@ -88,7 +88,7 @@ class Geometry:
     pad_mode: str
 
     @classmethod
-    def of(cls, module: Module, x: Tensor, out: Tensor) -> Geometry:
+    def of(cls, module: Layer, x: Tensor, out: Tensor) -> Geometry:
         """Read the numbers off a layer and one use of it.
 
         Args:
@@ -150,7 +150,7 @@ class Geometry:
         """
         padded, unpad = x, None
         if self.pads:
-            padded, unpad = vjp(self.pad, torch.zeros_like(x))
+            padded, unpad = linearised(self.pad, torch.zeros_like(x))
         nothing = (0,) * len(self.stride)
         kernel = weight.shape[2:]
         full = tuple(
@@ -165,19 +165,23 @@ class Geometry:
             pulled = pulled[(..., *(slice(n) for n in x.shape[2:]))]
         elif set(self.stride) == {1} and min(full) >= 0:
             # A plain convolution: on CPUs several times faster than its transpose.
-            turned = weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+            turned = (
+                weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+            )
             turned = turned.flip(tuple(range(2, turned.dim())))
             pulled = torch.convolution(
                 grad, turned, None, self.stride, full, self.dilation, False, nothing,
                 self.groups,
             )  # fmt: skip
         else:
-            rest = _missing(grad, padded, kernel, self.stride, self.padding, self.dilation)
+            rest = _missing(
+                grad, padded, kernel, self.stride, self.padding, self.dilation
+            )
             pulled = torch.convolution(
-                grad, weight, None, self.stride, self.padding, self.dilation, True, rest,
-                self.groups,
+                grad, weight, None, self.stride, self.padding, self.dilation, True,
+                rest, self.groups,
             )  # fmt: skip
-        return unpad(pulled)[0] if unpad else pulled
+        return unpad(pulled) if unpad else pulled
 
     def weight_gradient(
         self, weight: Tensor, x: Tensor, grad: Tensor, samples: int
@@ -212,7 +216,12 @@ def _missing(
     return tuple(
         wide - ((narrow - 1) * s - 2 * p + d * (k - 1) + 1)
         for wide, narrow, k, s, p, d in zip(
-            large.shape[2:], small.shape[2:], kernel, stride, padding, dilation,
+            large.shape[2:],
+            small.shape[2:],
+            kernel,
+            stride,
+            padding,
+            dilation,
             strict=True,
         )  # fmt: skip
     )

@@ -7,13 +7,11 @@ from collections.abc import Callable
 import torch
 from backpack.custom_module.scale_module import ScaleModule
 from torch import Tensor, nn
-from torch.func import vjp
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule
-from lae_backpack.curvature.rules.by_autograd import forward_of
+from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
+from lae_backpack.curvature.rules.by_autograd import forward_of, linearised
 
 aten = torch.ops.aten
 
@@ -37,7 +35,7 @@ aten = torch.ops.aten
 class ElementwiseRule(DiagRule):
     """``f'(x)^2 d``, with ``f'`` from autograd.
 
-    A new activation needs no more than ``register_rule(MyActivation)(ElementwiseRule)``.
+    A new activation needs no more than ``register_rule(MyAct)(ElementwiseRule)``.
     """
 
     one_input_per_output = True
@@ -49,10 +47,10 @@ class ElementwiseRule(DiagRule):
             call: The use of the activation.
 
         Returns:
-            The derivative, or one number if it is the same everywhere.  # [N, *in] or []
+            The derivative, or one number for all.  # [N, *in] or []
         """
-        _, pull = vjp(forward_of(call.module), call.x)
-        return pull(torch.ones_like(call.x))[0]
+        _, pull = linearised(forward_of(call.module), call.x)
+        return pull(torch.ones_like(call.x))
 
     @override
     def pull_diag(self, call: Call, diag: Tensor) -> Tensor:
@@ -64,7 +62,7 @@ class ElementwiseRule(DiagRule):
         return self.derivative(call) * columns
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         return self.pull_diag(Call(module, (x,), forward_of(module)(x)), diag)
 
 
@@ -151,7 +149,7 @@ class PReLURule(ElementwiseRule):
 
     params = ("weight",)
 
-    def weight(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def weight(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Curvature of the slope: ``min(x, 0)^2 d``.
 
         Args:
@@ -170,8 +168,8 @@ class PReLURule(ElementwiseRule):
         return _per_slope(products, call.module).unflatten(0, columns.shape[:2])
 
 
-def _per_slope(values: Tensor, module: Module) -> Tensor:
-    """Sum within each sample what belongs to the same slope.  # [N, C, ...] -> [N, S]"""
+def _per_slope(values: Tensor, module: Layer) -> Tensor:
+    # Sum within each sample what belongs to the same slope: [N, C, ...] -> [N, S]
     if module.weight.numel() == 1:
         return values.flatten(1).sum(1, keepdim=True)
     return values.flatten(2).sum(2) if values.dim() > 2 else values

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.quantities import Dense
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import LossRule
+from lae_backpack.curvature.rules.base import Layer, LossRule
 
 
 class ReducedLossRule(LossRule):
     """What the losses share: they are summed or averaged."""
 
     @override
-    def check(self, module: Module, x: Tensor, target: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor, target: Tensor) -> str | None:
         if module.reduction not in ("sum", "mean"):
             return (
                 f"reduction={module.reduction!r} gives no single loss. Use 'sum' or "
@@ -35,7 +34,7 @@ class MSERule(ReducedLossRule):
     """Twice the identity, the same for every sample."""
 
     @override
-    def check(self, module: Module, x: Tensor, target: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor, target: Tensor) -> str | None:
         if x.shape != target.shape:
             return (
                 f"output {tuple(x.shape)} and target {tuple(target.shape)} differ in "
@@ -44,7 +43,7 @@ class MSERule(ReducedLossRule):
         return super().check(module, x, target)
 
     @override
-    def seed_diag(self, module: Module, x: Tensor, target: Tensor) -> Tensor:
+    def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
         count = x.numel() if module.reduction == "mean" else 1
         return torch.full_like(x[:1], 2.0 / count)
 
@@ -54,7 +53,7 @@ class BCEWithLogitsRule(ReducedLossRule):
     """``p (1 - p)``, weighted as the loss is; targets may be soft."""
 
     @override
-    def seed_diag(self, module: Module, x: Tensor, target: Tensor) -> Tensor:
+    def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
         p = x.sigmoid()
         hessian = p * (1 - p)
         if module.pos_weight is not None:
@@ -69,12 +68,12 @@ class CrossEntropyRule(ReducedLossRule):
     """``t (diag(p) - p p^T)`` at every position, t the weight of its target."""
 
     @override
-    def seed_diag(self, module: Module, x: Tensor, target: Tensor) -> Tensor:
+    def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
         p = x.softmax(1)
         return self._target_weight(module, x, target).unsqueeze(1) * p * (1 - p)
 
     @override
-    def seed_dense(self, module: Module, x: Tensor, target: Tensor) -> Dense:
+    def seed_dense(self, module: Layer, x: Tensor, target: Tensor) -> Dense:
         p = x.softmax(1).flatten(2) if x.dim() > 2 else x.softmax(1)[..., None]
         t = self._target_weight(module, x, target).reshape(len(x), 1, -1)
         classes, positions = p.shape[1:]
@@ -87,8 +86,8 @@ class CrossEntropyRule(ReducedLossRule):
         size = classes * positions
         return Dense.from_matrix(spread.reshape(len(x), size, size), x)
 
-    def _target_weight(self, module: Module, x: Tensor, target: Tensor) -> Tensor:
-        """How much each position's target weighs in the loss.  # [N, ...]"""
+    def _target_weight(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
+        # How much each position's target weighs in the loss: [N, ...]
         classes = x.shape[1]
         weight = x.new_ones(classes) if module.weight is None else module.weight
         smooth = module.label_smoothing

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
 
 
 class NormRule(DiagRule):
@@ -25,7 +24,7 @@ class NormRule(DiagRule):
 
     params = ("weight", "bias")
 
-    def standardised(self, module: Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def standardised(self, module: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
         """The values before weight and bias, and what they were divided by.
 
         Args:
@@ -40,7 +39,7 @@ class NormRule(DiagRule):
         """
         raise NotImplementedError(f"{type(self).__name__} must write standardised")
 
-    def param_shape(self, module: Module, x: Tensor) -> tuple[int, ...]:
+    def param_shape(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         """The shape in which weight and bias meet the input.
 
         Args:
@@ -52,7 +51,7 @@ class NormRule(DiagRule):
         """
         return (1, x.shape[1], *[1] * (x.dim() - 2))
 
-    def weight(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def weight(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Curvature of the scale: ``h^2 d``.
 
         Args:
@@ -66,7 +65,7 @@ class NormRule(DiagRule):
         values, _ = self.standardised(module, x)
         return self._to_param(module, x, values.square() * diag).sum(0)
 
-    def bias(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def bias(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Curvature of the shift: ``d``.
 
         Args:
@@ -86,7 +85,7 @@ class NormRule(DiagRule):
         flat = self._to_param(call.module, call.x, columns.flatten(0, 1))
         return flat.unflatten(0, columns.shape[:2])
 
-    def squared_gain(self, module: Module, x: Tensor, scale: Tensor) -> Tensor:
+    def squared_gain(self, module: Layer, x: Tensor, scale: Tensor) -> Tensor:
         """``(gamma / s)^2``, what a standardised number is multiplied with, squared.
 
         Args:
@@ -102,8 +101,8 @@ class NormRule(DiagRule):
             gain = gain * module.weight.detach().reshape(self.param_shape(module, x))
         return gain.square()
 
-    def _to_param(self, module: Module, x: Tensor, values: Tensor) -> Tensor:
-        """Sum within each sample what one parameter meets.  # [N, *in] -> [N, *param]"""
+    def _to_param(self, module: Layer, x: Tensor, values: Tensor) -> Tensor:
+        # Sum within each sample what one parameter meets: [N, *in] -> [N, *param]
         shape = (len(values), *self.param_shape(module, x)[1:])
         return values.sum_to_size(shape).reshape(len(values), *module.weight.shape)
 
@@ -116,7 +115,7 @@ class FixedStatisticsRule(NormRule):
     constant_jacobian = True
 
     @override
-    def check(self, module: Module, x: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor) -> str | None:
         if module.training:
             return (
                 "in train mode it mixes the samples of a batch, so no curvature per "
@@ -130,13 +129,13 @@ class FixedStatisticsRule(NormRule):
         return None
 
     @override
-    def standardised(self, module: Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def standardised(self, module: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
         shape = self.param_shape(module, x)
         scale = (module.running_var + module.eps).sqrt().reshape(shape)
         return (x - module.running_mean.reshape(shape)) / scale, scale
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         _, scale = self.standardised(module, x[:1])
         return self.squared_gain(module, x, scale) * diag
 
@@ -146,7 +145,7 @@ class OwnStatisticsRule(NormRule):
 
     centred = True
 
-    def groups(self, module: Module, x: Tensor) -> tuple[int, ...]:
+    def groups(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         """How to see a batch as groups.
 
         Args:
@@ -162,7 +161,7 @@ class OwnStatisticsRule(NormRule):
         raise NotImplementedError(f"{type(self).__name__} must write groups")
 
     @override
-    def standardised(self, module: Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def standardised(self, module: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
         values = x.reshape(self.groups(module, x))
         if self.centred:
             values = values - values.mean(2, keepdim=True)
@@ -174,7 +173,7 @@ class OwnStatisticsRule(NormRule):
         return (values / scale).reshape(x.shape), full_scale
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         values, scale = self.standardised(module, x)
         groups = self.groups(module, x)
         h = values.reshape(groups)
@@ -193,7 +192,7 @@ class GroupNormRule(OwnStatisticsRule):
     """Groups of channels."""
 
     @override
-    def groups(self, module: Module, x: Tensor) -> tuple[int, ...]:
+    def groups(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         return (len(x), module.num_groups, x[0].numel() // module.num_groups)
 
 
@@ -202,12 +201,12 @@ class LayerNormRule(OwnStatisticsRule):
     """The last dimensions."""
 
     @override
-    def groups(self, module: Module, x: Tensor) -> tuple[int, ...]:
+    def groups(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         members = torch.Size(module.normalized_shape).numel()
         return (len(x), x[0].numel() // members, members)
 
     @override
-    def param_shape(self, module: Module, x: Tensor) -> tuple[int, ...]:
+    def param_shape(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         shape = module.normalized_shape
         return (*[1] * (x.dim() - len(shape)), *shape)
 
@@ -224,24 +223,24 @@ class RMSNormRule(LayerNormRule):
 class InstanceNormRule(OwnStatisticsRule):
     """Each channel alone; by running statistics in eval mode, if it has them."""
 
-    fixed = FixedStatisticsRule()
+    fixed: FixedStatisticsRule = FixedStatisticsRule()
 
     @override
-    def groups(self, module: Module, x: Tensor) -> tuple[int, ...]:
+    def groups(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         return (len(x), x.shape[1], x[0, 0].numel())
 
     @override
-    def standardised(self, module: Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def standardised(self, module: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
         if _uses_running_statistics(module):
             return self.fixed.standardised(module, x)
         return super().standardised(module, x)
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         if _uses_running_statistics(module):
             return self.fixed.input_diag(module, x, diag)
         return super().input_diag(module, x, diag)
 
 
-def _uses_running_statistics(module: Module) -> bool:
+def _uses_running_statistics(module: Layer) -> bool:
     return not module.training and module.running_var is not None

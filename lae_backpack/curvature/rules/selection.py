@@ -1,18 +1,15 @@
-"""Layers that copy: every output is one input, or a constant. ``(Jx o Jx)^T = Jx^T``."""
+"""Layers that copy: every output is one input, or a constant; ``Jx o Jx = Jx``."""
 
 from __future__ import annotations
-
-from math import prod
 
 from backpack.custom_module.pad import Pad
 from backpack.custom_module.permute import Permute
 from backpack.custom_module.slicing import Slicing
 from torch import Tensor, nn
-from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
 
 PADS = [
     getattr(nn, f"{kind}Pad{dim}d")
@@ -31,7 +28,7 @@ class SelectionRule(DiagRule):
         return self.pull_columns(call, diag[None])[0]
 
     @override
-    def input_diag(self, module: Module, x: Tensor, diag: Tensor) -> Tensor:
+    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         return self.pull_diag(Call(module, (x,), module.forward(x)), diag)
 
 
@@ -48,7 +45,7 @@ class MaxPoolRule(SelectionRule):
     """The largest of a window."""
 
     @override
-    def check(self, module: Module, x: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor) -> str | None:
         if module.return_indices:
             return (
                 "return_indices=True makes the output a tuple. Use "
@@ -62,7 +59,7 @@ class ReshapeRule(FixedSelectionRule):
     """The same numbers in another shape."""
 
     @override
-    def check(self, module: Module, x: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor) -> str | None:
         dims = [d for d in (getattr(module, "start_dim", 1), getattr(module, "dim", 1))]
         if any(isinstance(d, int) and d % x.dim() == 0 for d in dims):
             return "it reshapes the batch dimension. Reshape from dimension 1 on."
@@ -83,7 +80,7 @@ class SlicingRule(FixedSelectionRule):
     """BackPACK's Slicing, as long as it keeps all samples."""
 
     @override
-    def check(self, module: Module, x: Tensor) -> str | None:
+    def check(self, module: Layer, x: Tensor) -> str | None:
         info = module.slice_info
         first = info[0] if isinstance(info, tuple) else info
         if first is Ellipsis or first == slice(None):
