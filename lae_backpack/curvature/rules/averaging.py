@@ -93,8 +93,12 @@ class UpsampleRule(DiagRule):
     constant_jacobian = True
 
     @override
+    def keeps_diagonal(self, module: Layer) -> bool:
+        return module.mode.startswith("nearest")
+
+    @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
-        if module.mode.startswith("nearest"):
+        if self.keeps_diagonal(module):
             return self.pull_columns(Call(module, (x,), diag), diag[None])[0]
         for dim in range(2, x.dim()):
             index, weight = _taps(module, x, dim)

@@ -81,6 +81,17 @@ class DiagRule:
         """
         raise NotImplementedError(f"{type(self).__name__} must write input_diag")
 
+    def keeps_diagonal(self, module: Layer) -> bool:
+        """Whether a diagonal loses nothing on its way through this layer.
+
+        Args:
+            module: The layer.
+
+        Returns:
+            ``one_input_per_output``, unless it depends on the layer's settings.
+        """
+        return self.one_input_per_output
+
     # What the engine calls ---------------------------------------------------------
 
     def pull(
@@ -105,7 +116,7 @@ class DiagRule:
             return []
         keep_dense = policy.carries_dense(call.x)
         if isinstance(quantity, Diag):
-            if keep_dense and not self.one_input_per_output:
+            if keep_dense and not self.keeps_diagonal(call.module):
                 return [self.diag_to_dense(call, quantity.values)]
             return [Diag(self.pull_diag(call, quantity.values))]
         left, right = quantity.left, quantity.right

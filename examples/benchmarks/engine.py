@@ -1,0 +1,225 @@
+"""What the engine costs: ratios in one run against a plain pass and against peers.
+
+    python examples/benchmarks/engine.py            # make bench
+    python examples/benchmarks/engine.py --smoke    # seconds, for tests; proves nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from backpack.extensions import DiagGGNExact, DiagGGNMC
+from contenders import alone, hooked, hooked_flat, plain, stochman
+from measuring import exponent, interleaved, peak_memory, ratio, write_json
+from models import conv_stack, fashion_autoencoder, image_autoencoder
+from torch import Tensor
+
+from lae_backpack import DiagGGNApprox, DiagGGNMixed
+from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
+
+RESULTS = Path(__file__).parent / "results"
+BATCH = 8
+STACKS = [(3, 32), (3, 128), (3, 256), (32, 64)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured number and what it is held to."""
+
+    what: str
+    value: float
+    limit: float | None = None
+    at_least: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether the number is within its limit."""
+        if self.limit is None:
+            return ""
+        met = self.value >= self.limit if self.at_least else self.value <= self.limit
+        return "ok" if met else "MISSED"
+
+    def __str__(self) -> str:
+        """The row of the printed table."""
+        sign = ">=" if self.at_least else "<="
+        limit = "" if self.limit is None else f"{sign} {self.limit:g}"
+        return f"{self.what:<66} {self.value:9.2f} {limit:>8} {self.verdict}"
+
+
+def batch_for(channels: int, pixels: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    """A batch of noise and a target of its shape.
+
+    Args:
+        channels: The images' channels.
+        pixels: Their height and width.
+        batch: How many.
+
+    Returns:
+        Input and target.
+    """
+    return tuple(torch.randn(2, batch, channels, pixels, pixels))  # pyright: ignore
+
+
+def against_a_plain_pass(rounds: int, smoke: bool) -> list[Row]:
+    """Gradient + approx in one pass, and curvature alone.
+
+    Args:
+        rounds: How many rounds count.
+        smoke: Only the smallest size.
+
+    Returns:
+        The rows.
+    """
+    rows = []
+    for channels, pixels in STACKS[:1] if smoke else STACKS:
+        model, (x, target) = conv_stack(channels), batch_for(channels, pixels)
+        name = f"{channels} ch {pixels}x{pixels}"
+        contenders = {
+            "plain": plain(model, x, target),
+            "joint": hooked(model, x, target, DiagGGNApprox),
+            "alone": alone(model, x, target),
+            "nnj": stochman(model, x),
+            "mc": hooked_flat(model, x, target, DiagGGNMC),
+        }
+        times = interleaved(contenders, rounds, name)
+        limited = (channels, pixels) in {(3, 128), (32, 64)}
+        rows += [
+            Row(
+                f"{name}: gradient + approx / plain forward+backward",
+                ratio(times, "joint", "plain"),
+                1.85 if limited else None,
+            ),
+            Row(
+                f"{name}: curvature alone / plain forward+backward",
+                ratio(times, "alone", "plain"),
+                1.1 if limited else None,
+            ),
+            Row(
+                f"{name}: curvature alone / stochman nnj",
+                ratio(times, "alone", "nnj"),
+                1.0,
+            ),
+            Row(
+                f"{name}: BackPACK DiagGGNMC / gradient + approx",
+                ratio(times, "mc", "joint"),
+                1.8 if channels == 32 else None,
+                at_least=True,
+            ),
+        ]
+    return rows
+
+
+def against_the_exact_diagonal(smoke: bool) -> list[Row]:
+    """Approx against BackPACK's ``DiagGGNExact``.
+
+    Args:
+        smoke: A smaller image.
+
+    Returns:
+        The rows.
+    """
+    pixels = 8 if smoke else 32
+    model, (x, target) = conv_stack(3), batch_for(3, pixels)
+    approx = hooked(model, x, target, DiagGGNApprox)
+    exact = hooked_flat(model, x, target, DiagGGNExact)
+    times = interleaved({"approx": approx, "exact": exact}, 3, "exact")
+    memory = peak_memory(exact) / peak_memory(approx)
+    name = f"3 ch {pixels}x{pixels}: BackPACK DiagGGNExact / gradient + approx"
+    return [
+        Row(f"{name}, time", ratio(times, "exact", "approx"), 500, at_least=True),
+        Row(f"{name}, memory", memory, 50, at_least=True),
+    ]
+
+
+def mixed_against_approx(rounds: int, smoke: bool) -> list[Row]:
+    """What the default limit costs on the Fashion-MNIST autoencoder.
+
+    Args:
+        rounds: How many rounds count.
+        smoke: A small batch.
+
+    Returns:
+        The rows.
+    """
+    rows = []
+    model = fashion_autoencoder(4)
+    for batch in (2,) if smoke else (8, 64):
+        x, _ = batch_for(1, 28, batch)
+        contenders = {
+            "approx": hooked(model, x, x, DiagGGNApprox),
+            "mixed": hooked(model, x, x, DiagGGNMixed),
+            "approx alone": alone(model, x, x),
+            "mixed alone": alone(model, x, x, DEFAULT_MAX_DENSE_DIM),
+        }
+        times = interleaved(contenders, rounds, "mixed")
+        name = f"FMNIST conv width/4, N={batch}: mixed / approx"
+        rows += [
+            Row(f"{name}, in one pass", ratio(times, "mixed", "approx"), 2.0),
+            Row(f"{name}, alone", ratio(times, "mixed alone", "approx alone"), 2.0),
+        ]
+    return rows
+
+
+def growth_with_pixels(rounds: int, smoke: bool) -> tuple[list[Row], dict[str, object]]:
+    """Time and peak memory of approx and mixed from 32x32 to 256x256.
+
+    Args:
+        rounds: How many rounds count.
+        smoke: Two small sizes.
+
+    Returns:
+        The rows, and the measurements behind them.
+    """
+    sizes = [16, 32] if smoke else [32, 64, 128, 256]
+    seconds: dict[str, list[float]] = {"approx": [], "mixed": []}
+    peaks: dict[str, list[float]] = {"approx": [], "mixed": []}
+    for pixels in sizes:
+        model, (x, _) = image_autoencoder(pixels), batch_for(3, pixels)
+        contenders = {
+            "approx": hooked(model, x, x, DiagGGNApprox),
+            "mixed": hooked(model, x, x, DiagGGNMixed),
+        }
+        times = interleaved(contenders, rounds, f"{pixels} pixels")
+        for name, run in contenders.items():
+            seconds[name].append(sorted(times[name])[rounds // 2])
+            peaks[name].append(peak_memory(run))
+    pixels = [n * n for n in sizes]
+    rows = [
+        Row(f"exponent of {what} in pixels, {name}", exponent(pixels, values), 1.1)
+        for what, measured in (("time", seconds), ("peak memory", peaks))
+        for name, values in measured.items()
+    ]
+    return rows, {"pixels": pixels, "seconds": seconds, "bytes": peaks}
+
+
+def main() -> None:
+    """Print the table and write the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds that count")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    rounds = 1 if args.smoke else args.rounds
+    rows: list[Row] = []
+
+    def show(new: list[Row]) -> None:
+        rows.extend(new)
+        print(*new, sep="\n", flush=True)
+
+    show(against_a_plain_pass(rounds, args.smoke))
+    show(against_the_exact_diagonal(args.smoke))
+    show(mixed_against_approx(rounds, args.smoke))
+    grown, measured = growth_with_pixels(rounds, args.smoke)
+    show(grown)
+    table = [{**asdict(row), "verdict": row.verdict} for row in rows]
+    content = {"seed": args.seed, "rows": table, "growth": measured}
+    write_json(args.out / "engine.json", content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Time and memory, measured so that a noisy machine does little harm."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
+
+Contender = Callable[[], object]
+
+
+def interleaved(
+    contenders: dict[str, Contender], rounds: int, label: str = ""
+) -> dict[str, list[float]]:
+    """Run all contenders in turn, round after round.
+
+    Args:
+        contenders: What to time, by name.
+        rounds: How many rounds count; three more come first to warm up.
+        label: What the progress bar says.
+
+    Returns:
+        Seconds of each round by name.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in tqdm(range(rounds + 3), desc=label, leave=False, disable=None):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: seconds[3:] for name, seconds in times.items()}
+
+
+def ratio(times: dict[str, list[float]], one: str, other: str) -> float:
+    """How much longer one contender takes than another.
+
+    Args:
+        times: What ``interleaved`` returned.
+        one: The numerator.
+        other: The denominator.
+
+    Returns:
+        The median of the rounds' ratios.
+    """
+    pairs = zip(times[one], times[other], strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def peak_memory(run: Contender) -> int:
+    """How much memory a call needs at most beyond what was there before.
+
+    Args:
+        run: The call.
+
+    Returns:
+        Bytes, counted from torch's own record of every allocation.
+    """
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        run()
+    assert record.profiler is not None
+    events = record.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    held = peak = 0
+    for _, change in sorted(changes):
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The power with which values grow.
+
+    Args:
+        sizes: What was varied.
+        values: What was measured.
+
+    Returns:
+        The slope of a straight line through the points on log-log paper.
+    """
+    slope, _ = statistics.linear_regression(
+        [math.log(s) for s in sizes], [math.log(v) for v in values]
+    )
+    return slope
+
+
+def environment() -> dict[str, object]:
+    """What a result has to be read with.
+
+    Returns:
+        Versions, threads, processor and the command.
+    """
+    packages = ("torch", "backpack-for-pytorch", "laplace-torch", "stochman")
+    script = Path(sys.argv[0])
+    return {
+        "command": " ".join(["python", script.name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """Write results together with the environment.
+
+    Args:
+        path: Where to.
+        content: The results.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    everything = {"environment": environment(), **content}
+    path.write_text(json.dumps(everything, indent=2) + "\n")
