@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from backpack import backpack, extend
@@ -13,6 +15,9 @@ from stochman import nnj
 from torch import Tensor, nn
 
 from lae_backpack import diag_ggn
+
+# Makes the extension anew for each pass.
+Extension = Callable[[], BackpropExtension]
 
 # BackPACK's hooks on the first layer, whose input needs no gradient
 warnings.filterwarnings("ignore", "Full backward hook is firing")
@@ -39,7 +44,7 @@ def plain(model: nn.Module, x: Tensor, target: Tensor) -> Contender:
 
 
 def hooked(
-    model: nn.Module, x: Tensor, target: Tensor, extension: type[BackpropExtension]
+    model: nn.Module, x: Tensor, target: Tensor, extension: Extension
 ) -> Contender:
     """A forward and backward pass with a BackPACK extension.
 
@@ -63,7 +68,7 @@ def hooked(
 
 
 def hooked_flat(
-    model: nn.Module, x: Tensor, target: Tensor, extension: type[BackpropExtension]
+    model: nn.Module, x: Tensor, target: Tensor, extension: Extension
 ) -> Contender:
     """As ``hooked``, for BackPACK's own extensions, whose MSELoss wants vectors.
 
@@ -99,7 +104,7 @@ def alone(
 
 
 def stochman(model: nn.Sequential, x: Tensor) -> Contender:
-    """stochman's approximate diagonal, as the papers' code runs it.
+    """Stochman's approximate diagonal, as the papers' code runs it.
 
     Args:
         model: A stack of ``Conv2d`` and ``Tanh``.
@@ -108,7 +113,7 @@ def stochman(model: nn.Sequential, x: Tensor) -> Contender:
     Returns:
         The pass.
     """
-    layers: list[nn.Module] = []
+    layers: list[Any] = []
     for layer in model:
         if isinstance(layer, nn.Conv2d):
             twin = nnj.Conv2d(layer.in_channels, layer.out_channels, 3, padding=1)

@@ -1,7 +1,7 @@
 """What the engine costs: ratios in one run against a plain pass and against peers.
 
-    python examples/benchmarks/engine.py            # make bench
-    python examples/benchmarks/engine.py --smoke    # seconds, for tests; proves nothing
+python examples/benchmarks/engine.py            # make bench
+python examples/benchmarks/engine.py --smoke    # seconds, for tests; proves nothing
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 8
-STACKS = [(3, 32), (3, 128), (3, 256), (32, 64)]
+# Small first: what ran before changes how much memory malloc keeps for the next.
+STACKS = [(3, 32), (32, 64), (3, 128), (3, 256)]
 
 
 @dataclass(frozen=True)

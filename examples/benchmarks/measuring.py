@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -68,8 +69,8 @@ def peak_memory(run: Contender) -> int:
     run()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
-    assert record.profiler is not None
-    events = record.profiler.kineto_results.events()
+    profiler: Any = record.profiler
+    events = profiler.kineto_results.events()
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     held = peak = 0
     for _, change in sorted(changes):

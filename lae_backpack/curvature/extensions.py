@@ -24,7 +24,8 @@ from lae_backpack.curvature.errors import (
 from lae_backpack.curvature.policy import APPROX, DEFAULT_MAX_DENSE_DIM, DensePolicy
 from lae_backpack.curvature.preflight import check_model, stored_call
 from lae_backpack.curvature.quantities import Dense, Diag
-from lae_backpack.curvature.rules.base import Call, LossRule
+from lae_backpack.curvature.registry import find_rule
+from lae_backpack.curvature.rules.base import Call, DiagRule, LossRule
 from lae_backpack.curvature.step import (
     add_to,
     checked_rule,
@@ -123,8 +124,10 @@ class ByRule(ModuleExtension):
         if is_container(module):
             return
         state, call = extension.current_pass(), stored_call(module)
-        rule = checked_rule(module, call.inputs, partial(find_place, module))
-        if isinstance(rule, LossRule):
+        rule = find_rule(module)
+        if not isinstance(rule, DiagRule):  # the loss, which comes first
+            rule = checked_rule(module, call.inputs, partial(find_place, module))
+            assert isinstance(rule, LossRule)
             check_model(call.x)
             # Never the target, even if it requires a gradient.
             self._hand_on(state, [call.x], [seed(rule, call, extension.policy)])

@@ -22,7 +22,7 @@ def features(x: Tensor) -> int:
     Returns:
         The product of all dimensions but the first.
     """
-    return x[0].numel()
+    return x.numel() // len(x)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -112,7 +113,7 @@ class Recorder:
         self._model = model
         self._places = {module: name for name, module in model.named_modules()}
         self._version = {id(x): x._version}
-        self._waiting: list[tuple[Tensor, ...]] = []
+        self._waiting: list[tuple[tuple[Tensor, ...], DiagRule]] = []
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Recorder:
@@ -170,24 +171,26 @@ class Recorder:
             last = self._places[self.calls[-1][0].module] if self.calls else ""
             raise UnsupportedModelError(chain_is_broken(f"what follows {last!r}"))
 
+    def _place_of(self, module: Module) -> Callable[[], str]:
+        return partial(self._places.__getitem__, module)
+
     def _before(self, module: Module, inputs: tuple[Tensor, ...]) -> object:
         inputs = tensors_among(inputs)
-        checked_rule(module, inputs, partial(self._places.__getitem__, module))
+        rule = checked_rule(module, inputs, self._place_of(module))
+        assert isinstance(rule, DiagRule)
         for x in inputs:
             if not self.calls:  # the model may prepare its input as it likes
                 self._version.setdefault(id(x), x._version)
             self.require_module_output(x)
-        self._waiting.append(inputs)
+        self._waiting.append((inputs, rule))
         if getattr(module, "inplace", False):
             return tuple(x.clone() for x in inputs)
         return None
 
     def _after(self, module: Module, _: object, output: Tensor) -> None:
-        call = Call(module, self._waiting.pop(), output)
-        place = partial(self._places.__getitem__, module)
-        check_output(call, place)
-        rule = checked_rule(module, call.inputs, place)
-        assert isinstance(rule, DiagRule)
+        inputs, rule = self._waiting.pop()
+        call = Call(module, inputs, output)
+        check_output(call, self._place_of(module))
         self.calls.append((call, rule))
         self._version[id(output)] = output._version
         own = any(p.requires_grad for p in module.parameters(recurse=False))
