@@ -92,6 +92,18 @@ def registered_class(module: Module) -> type[Module] | None:
     return next((cls for cls in type(module).__mro__ if cls in _RULES), None)
 
 
+def find_family(layer: type[Module]) -> str:
+    """In which family of Jacobians a registered layer belongs.
+
+    Args:
+        layer: A module class that has a rule.
+
+    Returns:
+        The name of the file in which its rule is written.
+    """
+    return type(_RULES[layer]).__module__.rpartition(".")[2]
+
+
 def supported_layers() -> tuple[type[Module], ...]:
     """All layers and losses that have a rule.
 

@@ -1,0 +1,40 @@
+# `make demo` and `make test` work on a fresh clone; .venv is made once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install demo test lint docs bench readme
+
+install: $(VENV)/.installed
+
+# torch first and by itself: a CPU build. Then all the rest without dependencies, because
+# laplace-torch and BackPACK declare torchvision, which neither imports and whose CUDA
+# build breaks beside a CPU torch.
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: install
+	$(BIN)/python examples/benchmarks/growth.py --out report
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+docs: install
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: install
+	$(BIN)/python examples/benchmarks/engine.py
+
+# Writes the list of supported layers into README.md.
+readme: install
+	$(BIN)/python docs/supported_layers.py --write
