@@ -15,6 +15,7 @@ from lae_backpack.curvature.registry import register_rule, supported_layers
 from lae_backpack.curvature.rules.base import DiagRule, LossRule
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
 from lae_backpack.curvature.sweep import diag_ggn
+from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
 
 __all__ = [
     # BackPACK extensions
@@ -22,6 +23,9 @@ __all__ = [
     "BatchDiagGGNMixed",
     "DiagGGNApprox",
     "DiagGGNMixed",
+    # structures for laplace-torch
+    "ApproxDiagLaplace",
+    "MixedDiagLaplace",
     # curvature without gradients
     "diag_ggn",
     # your own layers

@@ -245,7 +245,6 @@ SHAPES = [
     _layer(nn.Unflatten, (3, 2, 6), -1, (3, 2)),
     _layer(nn.PixelShuffle, (2, 8, 2, 3), 2),
     _layer(nn.PixelUnshuffle, (2, 2, 4, 6), 2),
-    _layer(nn.ChannelShuffle, (2, 6, 3), 3),
     _layer(Permute, (3, 2, 4), 0, 2, 1),
     _layer(Permute, (3, 2, 4), 1, 2, init_transpose=True),
     _layer(Pad, (3, 2, 4), (1, 2, 0, 1)),

@@ -198,7 +198,7 @@ NETS = [
             nn.GELU(),
             Permute(0, 2, 1),
             nn.Linear(5, 2),
-            nn.RMSNorm(2),
+            nn.RMSNorm(2, eps=1e-5),
             nn.Linear(2, 3),
         ),
         (2, 5, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,7 +32,6 @@ from lae_backpack.curvature.step import (
 )
 
 
-@torch.no_grad()
 def diag_ggn(
     model: Module,
     loss: Module,
@@ -57,12 +57,50 @@ def diag_ggn(
 
     Returns:
         The curvature by parameter name.  # [N, *param] if per_sample else [*param]
+    """
+    policy = DensePolicy(max_dense_dim)
+    return sweep(model, loss, x, target, policy, per_sample).curvature
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What one sweep gives.
+
+    Attributes:
+        output: The model's output.
+        curvature: The curvature by parameter name.
+    """
+
+    output: Tensor
+    curvature: dict[str, Tensor]
+
+
+@torch.no_grad()
+def sweep(
+    model: Module,
+    loss: Module,
+    x: Tensor,
+    target: Tensor,
+    policy: DensePolicy,
+    per_sample: bool,
+) -> Sweep:
+    """As ``diag_ggn``, for who needs the model's output, too.
+
+    Args:
+        model: The model.
+        loss: The loss module.
+        x: A batch.  # [N, *in]
+        target: The target.
+        policy: Where M is kept dense.
+        per_sample: Keep the samples apart.
+
+    Returns:
+        Output and curvature.
 
     Raises:
         TypeError: If ``loss`` is not a loss.
     """
     keep_freed_memory()
-    policy = DensePolicy(max_dense_dim)
     with Recorder(model, x) as recorder:
         output = model(x)
     recorder.require_module_output(output)
@@ -90,7 +128,8 @@ def diag_ggn(
         pulled = rule.pull(call, quantity, policy, inputs)
         for i, quantity in zip(inputs, pulled, strict=True):
             add_to(arrived, id(i), quantity)
-    return results
+    in_order = {name: results[name] for name in names.values() if name in results}
+    return Sweep(output, in_order)
 
 
 class Recorder:

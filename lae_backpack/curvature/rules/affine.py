@@ -42,24 +42,37 @@ class AffineRule(DiagRule):
         """
         raise NotImplementedError(f"{type(self).__name__} must write input_gradient")
 
-    def weight_gradient(
-        self, module: Layer, x: Tensor, grad: Tensor, per_sample: bool
-    ) -> Tensor:
-        """The layer's gradient with respect to its weight.
+    def weight_gradient(self, module: Layer, x: Tensor, grad: Tensor) -> Tensor:
+        """The layer's gradient with respect to its weight, summed over the batch.
 
         Args:
             module: The layer.
             x: The input to use.  # [N, *in]
             grad: Gradient at the output.  # [N, *out]
-            per_sample: Keep the samples apart.
 
         Returns:
-            Gradient at the weight.  # [N, *weight] if per_sample else [*weight]
+            Gradient at the weight.  # [*weight]
 
         Raises:
             NotImplementedError: If a subclass does not write this.
         """
         raise NotImplementedError(f"{type(self).__name__} must write weight_gradient")
+
+    def weight_gradients(self, module: Layer, x: Tensor, grads: Tensor) -> Tensor:
+        """As ``weight_gradient``, sample by sample and for several gradients at once.
+
+        Args:
+            module: The layer.
+            x: The input to use.  # [N, *in]
+            grads: Gradients at the output.  # [K, N, *out]
+
+        Returns:
+            Gradients at the weight.  # [K, N, *weight]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write weight_gradients")
 
     def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:
         """The layer's gradient with respect to its bias, one per sample.
@@ -99,7 +112,7 @@ class AffineRule(DiagRule):
         Returns:
             The curvature.  # [*weight]
         """
-        return self.weight_gradient(module, x * x, diag, per_sample=False)
+        return self.weight_gradient(module, x * x, diag)
 
     def bias(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         """Curvature of the bias.
@@ -123,23 +136,20 @@ class AffineRule(DiagRule):
             diag = diag.expand(len(x), *diag.shape[1:])
             if name == "bias":
                 return self.bias_gradient(module, diag)
-            return self.weight_gradient(module, x * x, diag, per_sample=True)
+            return self.weight_gradients(module, x * x, diag[None])[0]
         if len(diag) == len(x):
             return super().param_diag(name, call, diag, per_sample)
         # Linear in x o x: what all samples share meets the samples' sum.
         if name == "bias":
             return self.bias_gradient(module, diag)[0] * len(x)
         squares = (x * x).sum(0, keepdim=True)
-        return self.weight_gradient(module, squares, diag, per_sample=False)
+        return self.weight_gradient(module, squares, diag)
 
     @override
     def pull_columns_to_param(self, name: str, call: Call, columns: Tensor) -> Tensor:
-        flat = columns.flatten(0, 1)
-        if name == "bias":
-            pulled = self.bias_gradient(call.module, flat)
-        else:
-            x = call.x.repeat(len(columns), *[1] * (call.x.dim() - 1))
-            pulled = self.weight_gradient(call.module, x, flat, per_sample=True)
+        if name == "weight":
+            return self.weight_gradients(call.module, call.x, columns)
+        pulled = self.bias_gradient(call.module, columns.flatten(0, 1))
         return pulled.unflatten(0, columns.shape[:2])
 
 
@@ -154,12 +164,12 @@ class LinearRule(AffineRule):
         return grad @ weight
 
     @override
-    def weight_gradient(
-        self, module: Layer, x: Tensor, grad: Tensor, per_sample: bool
-    ) -> Tensor:
-        if per_sample:
-            return torch.einsum("n...o,n...i->noi", grad, x)
+    def weight_gradient(self, module: Layer, x: Tensor, grad: Tensor) -> Tensor:
         return grad.flatten(0, -2).T @ x.flatten(0, -2)
+
+    @override
+    def weight_gradients(self, module: Layer, x: Tensor, grads: Tensor) -> Tensor:
+        return torch.einsum("kn...o,n...i->knoi", grads, x)
 
     @override
     def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:

@@ -55,19 +55,24 @@ class ConvRule(AffineRule):
         )
 
     @override
-    def weight_gradient(
-        self, module: Layer, x: Tensor, grad: Tensor, per_sample: bool
-    ) -> Tensor:
+    def weight_gradient(self, module: Layer, x: Tensor, grad: Tensor) -> Tensor:
         geometry = Geometry.of(module, x, grad)
-        x, weight = geometry.pad(x), module.weight.detach()
-        if not per_sample:
-            return geometry.weight_gradient(weight, x, grad, samples=1)
-        # To keep samples apart, they become groups of channels of one sample.
-        weight = weight.repeat(len(x), *[1] * (weight.dim() - 1))
-        pulled = geometry.weight_gradient(
-            weight, x.flatten(0, 1)[None], grad.flatten(0, 1)[None], samples=len(x)
+        return geometry.weight_gradient(module.weight.detach(), geometry.pad(x), grad)
+
+    @override
+    def weight_gradients(self, module: Layer, x: Tensor, grads: Tensor) -> Tensor:
+        geometry = Geometry.of(module, x, grads[0])
+        patches = geometry.patches(geometry.pad(x), module.kernel_size)
+        patches = patches.unflatten(
+            1, (geometry.groups, -1)
+        )  # [N, G, C_in, L, *kernel]
+        grads = grads.flatten(3).unflatten(2, (geometry.groups, -1))  # [K, N, G, C, L]
+        order = (
+            "ngil...,kngol->kngio..."
+            if geometry.transposed
+            else ("ngil...,kngol->kngoi...")
         )
-        return pulled.unflatten(0, (len(x), -1))
+        return torch.einsum(order, patches, grads).flatten(2, 3)
 
     @override
     def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:
@@ -183,25 +188,49 @@ class Geometry:
             )  # fmt: skip
         return unpad(pulled) if unpad else pulled
 
-    def weight_gradient(
-        self, weight: Tensor, x: Tensor, grad: Tensor, samples: int
-    ) -> Tensor:
-        """Gradient with respect to the weight.
+    def weight_gradient(self, weight: Tensor, x: Tensor, grad: Tensor) -> Tensor:
+        """Gradient with respect to the weight, summed over the batch.
 
         Args:
             weight: A weight, of which only the shape counts.
             x: The padded input.  # [N, C, *spatial]
             grad: Gradient at the output.  # [N, C, *spatial]
-            samples: How many samples stand side by side in the channels.
 
         Returns:
             Gradient at the weight.  # [*weight]
         """
         return torch.ops.aten.convolution_backward(
             grad, x, weight, None, self.stride, self.padding, self.dilation,
-            self.transposed, self.output_padding, self.groups * samples,
-            [False, True, False],
+            self.transposed, self.output_padding, self.groups, [False, True, False],
         )[1]  # fmt: skip
+
+    def patches(self, x: Tensor, kernel: tuple[int, ...]) -> Tensor:
+        """What each output reads, by kernel position.
+
+        Args:
+            x: The padded input.  # [N, C, *spatial]
+            kernel: The kernel's size.
+
+        Returns:
+            The patches; L counts the outputs.  # [N, C, L, *kernel]
+        """
+        margins, stride = [(p, p) for p in self.padding], self.stride
+        if self.transposed:
+            # A transposed convolution is a plain one over its input with gaps.
+            sizes = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)]
+            gaps = x.new_zeros(*x.shape[:2], *sizes)
+            gaps[(..., *(slice(None, None, s) for s in stride))] = x
+            reach = [d * (k - 1) for d, k in zip(self.dilation, kernel, strict=True)]
+            ends = zip(reach, self.padding, self.output_padding, strict=True)
+            margins = [(r - p, r - p + extra) for r, p, extra in ends]
+            x, stride = gaps, (1,) * len(kernel)
+        x = F.pad(x, [amount for margin in reversed(margins) for amount in margin])
+        for dim, k in enumerate(kernel):
+            window = self.dilation[dim] * (k - 1) + 1
+            x = x.unfold(2 + dim, window, stride[dim])[..., :: self.dilation[dim]]
+        if self.transposed:
+            x = x.flip(tuple(range(-len(kernel), 0)))
+        return x.flatten(2, 1 + len(kernel))
 
 
 def _missing(

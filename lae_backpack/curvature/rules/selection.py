@@ -32,7 +32,7 @@ class SelectionRule(DiagRule):
         return self.pull_diag(Call(module, (x,), module.forward(x)), diag)
 
 
-@register_rule(*PADS, Pad, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+@register_rule(*PADS, Pad, nn.PixelShuffle, nn.PixelUnshuffle)
 class FixedSelectionRule(SelectionRule):
     """A selection that is the same for every input."""
 

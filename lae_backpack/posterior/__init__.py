@@ -1,0 +1,1 @@
+"""Gaussians over weights; laplace-torch lives here only."""
