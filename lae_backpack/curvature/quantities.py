@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lae_backpack.curvature.errors import UnsupportedModelError
+
 
 def features(x: Tensor) -> int:
     """Number of features of one sample of a batch.
@@ -119,6 +121,10 @@ class Dense:
         self.fork.pieces += pieces - 1
         return self
 
+    def leave_fork(self) -> None:
+        """Announce that this piece goes on as a diagonal and will not be summed."""
+        self.fork.pieces -= 1
+
     def compressed(self) -> Dense:
         """Use no more columns than there are features.
 
@@ -139,6 +145,9 @@ class Dense:
 
         Returns:
             The sum, with all cross terms if both are pieces of the same columns.
+
+        Raises:
+            UnsupportedModelError: If the sum would lose cross terms.
         """
         if isinstance(other, Diag):
             other = other.to_dense()
@@ -146,6 +155,11 @@ class Dense:
             self.fork.pieces -= 1
             left, right = self.left + other.left, self.right + other.right
             return Dense(left, right, self.fork)
+        if max(self.fork.pieces, other.fork.pieces) > 1:
+            raise UnsupportedModelError(
+                "Two losses meet in a branch whose other part is still on its way, "
+                "which dense quantities cannot follow. Run one pass for each loss."
+            )
         return Dense(
             _stack_columns(self.left, other.left),
             _stack_columns(self.right, other.right),

@@ -9,13 +9,22 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
+from lae_backpack.curvature.rules import by_autograd
+from lae_backpack.curvature.rules.base import (
+    DiagRule,
+    Layer,
+    without_batch_or_channels,
+)
 
 
 class AveragingRule(DiagRule):
     """Row o of ``Jx`` holds ``1 / k_o`` or 0: ``(Jx o Jx)^T d = Jx^T (d / k)``."""
 
     constant_jacobian = True
+
+    @override
+    def check(self, module: Layer, x: Tensor) -> str | None:
+        return without_batch_or_channels(module, x)
 
     def divisors(self, module: Layer, x: Tensor) -> list[Tensor]:
         """By what each output's sum was divided, as an outer product.
@@ -38,7 +47,7 @@ class AveragingRule(DiagRule):
         for dim, divisor in enumerate(divisors, start=diag.dim() - len(divisors)):
             shape = [-1 if d == dim else 1 for d in range(diag.dim())]
             diag = diag / divisor.reshape(shape).to(diag)
-        return self.pull_columns(Call(module, (x,), diag), diag[None])[0]
+        return by_autograd.pull_columns(module, x, diag[None])[0]
 
 
 def _per_dim(setting: int | tuple[int, ...] | None, dims: int) -> list[int]:
@@ -99,7 +108,7 @@ class UpsampleRule(DiagRule):
     @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         if self.keeps_diagonal(module):
-            return self.pull_columns(Call(module, (x,), diag), diag[None])[0]
+            return by_autograd.pull_columns(module, x, diag[None])[0]
         for dim in range(2, x.dim()):
             index, weight = _taps(module, x, dim)
             shape = [-1 if d == dim else 1 for d in range(diag.dim())]
@@ -116,23 +125,34 @@ class UpsampleRule(DiagRule):
 def _taps(module: Layer, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """From which inputs, with which weights, interpolation makes each output.
 
-    The layer itself is asked, with unit vectors along one dimension and as few pixels
-    as it takes along the others, so that all its settings count.
+    The layer itself is asked, so that all its settings count: with a ramp, which linear
+    interpolation reproduces, or with unit vectors.
 
     Returns:
         Indices and weights.  # [taps, out], [taps, out]
     """
     size = x.shape[dim]
+    if module.mode == "bicubic":
+        units = torch.eye(size, dtype=torch.float64, device=x.device)
+        answer = _ask(module, units, x.dim(), dim).T  # [in, out]
+        index = answer.abs().topk(min(size, 4), dim=0).indices
+        return index, answer.gather(0, index)
+    ramp = torch.arange(size, dtype=torch.float64, device=x.device)[None]
+    position = _ask(module, ramp, x.dim(), dim)[:, 0]
+    lower = position.floor().clamp(max=size - 1)
+    upper = (lower + 1).clamp(max=size - 1)
+    weight = position - lower
+    index = torch.stack([lower, upper]).long()
+    return index, torch.stack([1 - weight, weight])
+
+
+def _ask(module: Layer, lines: Tensor, n_dims: int, dim: int) -> Tensor:
+    """What a layer makes of lines along one dimension.  # [K, in] -> [out, K]."""
     scale = module.scale_factor or 1.0
     few = ceil(1 / min(scale if isinstance(scale, tuple) else (scale,)))
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    units = torch.eye(size, dtype=dtype, device=x.device)
-    units = units.reshape([size if d in (1, dim) else 1 for d in range(x.dim())])
-    units = units.expand([
-        n if d in (0, 1, dim) else few for d, n in enumerate(units.shape)
-    ])
-    answer = module.forward(units).movedim(dim, 2)
-    answer = answer.reshape(size, answer.shape[2], -1)[:, :, 0]  # [in, out]
-    taps = min(size, 4 if module.mode == "bicubic" else 2)
-    index = answer.abs().topk(taps, dim=0).indices
-    return index, answer.gather(0, index)
+    shape = [len(lines) if d == 1 else 1 for d in range(n_dims)]
+    shape[dim] = lines.shape[1]
+    wide = [few if d > 1 and d != dim else n for d, n in enumerate(shape)]
+    answer = module.forward(lines.reshape(shape).expand(wide))  # others hold constants
+    answer = answer.movedim(dim, 2)
+    return answer.reshape(len(lines), answer.shape[2], -1)[:, :, 0].T

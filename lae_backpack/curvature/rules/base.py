@@ -7,6 +7,7 @@ what it means for each parameter. Everything dense has an exact default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class DiagRule:
         params: The names of the layer's parameters.
         constant_jacobian: ``Jx`` is the same for every input, so what all samples share
             at the output they share at the input.
+        many_inputs: The layer takes several tensors, and the rule writes ``pull``.
         one_input_per_output: Each output depends on one input at most (activations,
             pads, pools that select). Then ``Jx^T diag(d) Jx`` is diagonal again, and
             carrying a diagonal loses nothing.
@@ -51,6 +53,7 @@ class DiagRule:
 
     params: tuple[str, ...] = ()
     constant_jacobian: bool = False
+    many_inputs: bool = False
     one_input_per_output: bool = False
 
     def check(self, module: Layer, x: Tensor) -> str | None:
@@ -125,7 +128,10 @@ class DiagRule:
             self.pull_columns(call, right),
             quantity.fork,
         )
-        return [pulled.compressed() if keep_dense else Diag(pulled.diag())]
+        if keep_dense:
+            return [pulled.compressed()]
+        pulled.leave_fork()
+        return [Diag(pulled.diag())]
 
     def pull_diag(self, call: Call, diag: Tensor) -> Tensor:
         """As ``input_diag``, for a diagonal that all samples may share.
@@ -153,6 +159,19 @@ class DiagRule:
         x = self._samples_that_matter(call, columns[0])
         return by_autograd.pull_columns(call.module, x, columns)
 
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        """Push vectors that all samples share through the layer: ``Jx v``.
+
+        Args:
+            call: The use of the layer.
+            x: The samples that matter.  # [N or 1, *in]
+            columns: Vectors at the input.  # [K, 1, *in]
+
+        Returns:
+            Vectors at the output.  # [K, N or 1, *out]
+        """
+        return by_autograd.push_columns(call.module, x, columns)
+
     def diag_to_dense(self, call: Call, diag: Tensor) -> Dense:
         """Pull a diagonal back and keep all of ``Jx^T diag(d) Jx``.
 
@@ -169,9 +188,7 @@ class DiagRule:
         x = self._samples_that_matter(call, diag)
         units = unit_columns(x)
         left = [
-            self.pull_columns(
-                call, diag * by_autograd.push_columns(call.module, x, unit)
-            )
+            self.pull_columns(call, diag * self.push_columns(call, x, unit))
             for unit in chunks(units, len(x) * max(features(x), features(diag)))
         ]
         return Dense(torch.cat(left), units)
@@ -240,6 +257,38 @@ class DiagRule:
 
     def _samples_that_matter(self, call: Call, shared: Tensor) -> Tensor:
         return call.x[: len(shared)] if self.constant_jacobian else call.x
+
+
+def spatial_dims(module: Layer) -> int:
+    """How many spatial dimensions a layer works on, from its class: ``Conv2d`` has two.
+
+    Args:
+        module: The layer, or an instance of a subclass of it.
+
+    Returns:
+        The number in the name of the nearest class that ends in one.
+    """
+    names = (re.search(r"(\d)d$", cls.__name__) for cls in type(module).__mro__)
+    return next(int(found.group(1)) for found in names if found)
+
+
+def without_batch_or_channels(module: Layer, x: Tensor) -> str | None:
+    """Refuse inputs that torch takes for a single image, or for one without channels.
+
+    Args:
+        module: A layer on images of one, two or three dimensions.
+        x: Its input.
+
+    Returns:
+        ``None``, or what to do.
+    """
+    wanted = spatial_dims(module) + 2
+    if x.dim() == wanted:
+        return None
+    return (
+        f"its input has {x.dim()} dimensions, {wanted} are needed: batch, channels and "
+        f"{wanted - 2} of the image. Add the missing one with nn.Unflatten."
+    )
 
 
 class LossRule:

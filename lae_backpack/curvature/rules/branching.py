@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from backpack.custom_module.branching import SumModule
@@ -22,6 +23,8 @@ class SumRule(DiagRule):
     lost; of two diagonals the cross term between the branches is.
     """
 
+    many_inputs = True
+
     @override
     def pull(
         self,
@@ -33,5 +36,8 @@ class SumRule(DiagRule):
         if policy.carries_dense(call.output) and isinstance(quantity, Diag):
             quantity = quantity.to_dense()
         if isinstance(quantity, Dense):
-            quantity = quantity.split(len(inputs))
-        return [quantity] * len(inputs)
+            pieces = quantity.compressed().split(len(inputs))
+            return [pieces] * len(inputs)
+        # The same tensor added n times is multiplied by n: n^2 in all, n for each.
+        same = Counter((x.data_ptr(), x.stride()) for x in inputs)
+        return [Diag(same[x.data_ptr(), x.stride()] * quantity.values) for x in inputs]

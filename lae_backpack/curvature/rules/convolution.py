@@ -11,7 +11,11 @@ from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.affine import AffineRule
-from lae_backpack.curvature.rules.base import Layer
+from lae_backpack.curvature.rules.base import (
+    Call,
+    Layer,
+    without_batch_or_channels,
+)
 from lae_backpack.curvature.rules.by_autograd import linearised
 from lae_backpack.curvature.rules.repeated_inputs import cross_terms
 
@@ -23,13 +27,13 @@ class ConvRule(AffineRule):
 
     @override
     def check(self, module: Layer, x: Tensor) -> str | None:
-        wanted = len(module.kernel_size) + 2
-        if x.dim() != wanted:
-            return (
-                f"its input has {x.dim()} dimensions, {wanted} are needed. Add a batch "
-                "dimension with x.unsqueeze(0)."
-            )
-        return None
+        return without_batch_or_channels(module, x)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        geometry = Geometry.of(call.module, call.x, call.output)
+        out = geometry.forward(call.module.weight.detach(), columns.flatten(0, 1))
+        return out.unflatten(0, columns.shape[:2])
 
     @override
     def input_gradient(
@@ -187,6 +191,21 @@ class Geometry:
                 rest, self.groups,
             )  # fmt: skip
         return unpad(pulled) if unpad else pulled
+
+    def forward(self, weight: Tensor, x: Tensor) -> Tensor:
+        """The convolution without its bias.
+
+        Args:
+            weight: The weight.
+            x: An input.  # [N, C, *spatial]
+
+        Returns:
+            The output.  # [N, C, *spatial]
+        """
+        return torch.convolution(
+            self.pad(x), weight, None, self.stride, self.padding, self.dilation,
+            self.transposed, self.output_padding, self.groups,
+        )  # fmt: skip
 
     def weight_gradient(self, weight: Tensor, x: Tensor, grad: Tensor) -> Tensor:
         """Gradient with respect to the weight, summed over the batch.

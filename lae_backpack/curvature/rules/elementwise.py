@@ -131,7 +131,8 @@ class DropoutRule(ElementwiseRule):
         probability = call.module.p if call.module.training else 0.0
         if probability == 0.0:
             return call.x.new_ones(())
-        return (call.output != 0).to(call.x.dtype) / (1 - probability)
+        kept = (call.output != 0).to(call.x.dtype)
+        return kept / (1 - probability) if probability < 1 else kept
 
 
 @register_rule(ScaleModule)

@@ -54,8 +54,7 @@ class BCEWithLogitsRule(ReducedLossRule):
 
     @override
     def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
-        p = x.sigmoid()
-        hessian = p * (1 - p)
+        hessian = x.sigmoid() * (-x).sigmoid()  # 1 - p would vanish for sure outputs
         if module.pos_weight is not None:
             hessian = hessian * (module.pos_weight * target + 1 - target)
         if module.weight is not None:
@@ -70,15 +69,17 @@ class CrossEntropyRule(ReducedLossRule):
     @override
     def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
         p = x.softmax(1)
-        return self._target_weight(module, x, target).unsqueeze(1) * p * (1 - p)
+        weight = self._target_weight(module, x, target).unsqueeze(1)
+        return weight * p * _one_minus(p)
 
     @override
     def seed_dense(self, module: Layer, x: Tensor, target: Tensor) -> Dense:
         p = x.softmax(1).flatten(2) if x.dim() > 2 else x.softmax(1)[..., None]
         t = self._target_weight(module, x, target).reshape(len(x), 1, -1)
         classes, positions = p.shape[1:]
-        hessian = torch.diag_embed((t * p).transpose(1, 2))  # [N, S, C, C]
-        hessian = hessian - torch.einsum("nas,nbs->nsab", t * p, p)
+        hessian = -torch.einsum("nas,nbs->nsab", t * p, p)  # [N, S, C, C]
+        diagonal = (t * p * _one_minus(p)).transpose(1, 2)
+        hessian.diagonal(dim1=2, dim2=3).copy_(diagonal)
         # Positions do not see each other: [N, C, S, C, S] with equal positions only.
         spread = hessian.new_zeros(len(x), classes, positions, classes, positions)
         index = torch.arange(positions, device=x.device)
@@ -95,7 +96,16 @@ class CrossEntropyRule(ReducedLossRule):
             at_target = torch.einsum("nc...,c->n...", target, weight)
             total = (1 - smooth) * at_target + smooth * weight.mean()
             return total / total.numel() if module.reduction == "mean" else total
+        target = target.long()
         counts = target != module.ignore_index
         at_target = weight[target.where(counts, 0)] * counts
         total = (1 - smooth) * at_target + smooth * weight.mean() * counts
         return total / at_target.sum() if module.reduction == "mean" else total
+
+
+def _one_minus(p: Tensor) -> Tensor:
+    # 1 - p along the classes; for the largest one the sum of the others, because the
+    # difference would vanish for sure outputs.
+    largest = p.argmax(1, keepdim=True)
+    others = p.scatter(1, largest, 0).sum(1, keepdim=True)
+    return (1 - p).scatter(1, largest, others)

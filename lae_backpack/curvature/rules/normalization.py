@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
+from lae_backpack.curvature.rules.base import (
+    Call,
+    DiagRule,
+    Layer,
+    without_batch_or_channels,
+)
 
 
 class NormRule(DiagRule):
@@ -85,8 +90,8 @@ class NormRule(DiagRule):
         flat = self._to_param(call.module, call.x, columns.flatten(0, 1))
         return flat.unflatten(0, columns.shape[:2])
 
-    def squared_gain(self, module: Layer, x: Tensor, scale: Tensor) -> Tensor:
-        """``(gamma / s)^2``, what a standardised number is multiplied with, squared.
+    def gain(self, module: Layer, x: Tensor, scale: Tensor) -> Tensor:
+        """``gamma / s``, by what a number is multiplied in all.
 
         Args:
             module: The layer.
@@ -94,12 +99,12 @@ class NormRule(DiagRule):
             scale: By what standardising divided.
 
         Returns:
-            The squared gain, broadcastable to the input.
+            The gain, broadcastable to the input.
         """
         gain = scale.reciprocal()
         if module.weight is not None:
             gain = gain * module.weight.detach().reshape(self.param_shape(module, x))
-        return gain.square()
+        return gain
 
     def _to_param(self, module: Layer, x: Tensor, values: Tensor) -> Tensor:
         # Sum within each sample what one parameter meets: [N, *in] -> [N, *param]
@@ -137,7 +142,7 @@ class FixedStatisticsRule(NormRule):
     @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         _, scale = self.standardised(module, x[:1])
-        return self.squared_gain(module, x, scale) * diag
+        return self.gain(module, x, scale).square() * diag
 
 
 class OwnStatisticsRule(NormRule):
@@ -173,11 +178,32 @@ class OwnStatisticsRule(NormRule):
         return (values / scale).reshape(x.shape), full_scale
 
     @override
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        # In closed form, because another forward pass may move running statistics.
+        values, scale = self.standardised(call.module, call.x)
+        weighted = self.gain(call.module, call.x, scale) * columns
+        return self._projected(call, values, weighted)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        values, scale = self.standardised(call.module, x)
+        columns = columns.expand(-1, *x.shape)
+        return self.gain(call.module, x, scale) * self._projected(call, values, columns)
+
+    def _projected(self, call: Call, values: Tensor, columns: Tensor) -> Tensor:
+        # Take out what standardising does: the mean and the part along the values.
+        groups = self.groups(call.module, call.x)
+        h, u = values.reshape(groups), columns.reshape(len(columns), *groups)
+        along = h * (h * u).mean(-1, keepdim=True)
+        mean = u.mean(-1, keepdim=True) if self.centred else 0.0
+        return (u - mean - along).reshape(columns.shape)
+
+    @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         values, scale = self.standardised(module, x)
         groups = self.groups(module, x)
         h = values.reshape(groups)
-        a = (self.squared_gain(module, x, scale) * diag).reshape(groups)
+        a = (self.gain(module, x, scale).square() * diag).reshape(groups)
         m = groups[2]
         one = 1.0 if self.centred else 0.0
         ah, h2 = a * h, h.square()
@@ -206,6 +232,15 @@ class LayerNormRule(OwnStatisticsRule):
         return (len(x), x[0].numel() // members, members)
 
     @override
+    def check(self, module: Layer, x: Tensor) -> str | None:
+        if len(module.normalized_shape) >= x.dim():
+            return (
+                f"normalized_shape={module.normalized_shape} takes in the batch. Leave "
+                "out the first dimension."
+            )
+        return None
+
+    @override
     def param_shape(self, module: Layer, x: Tensor) -> tuple[int, ...]:
         shape = module.normalized_shape
         return (*[1] * (x.dim() - len(shape)), *shape)
@@ -224,6 +259,22 @@ class InstanceNormRule(OwnStatisticsRule):
     """Each channel alone; by running statistics in eval mode, if it has them."""
 
     fixed: FixedStatisticsRule = FixedStatisticsRule()
+
+    @override
+    def check(self, module: Layer, x: Tensor) -> str | None:
+        return without_batch_or_channels(module, x)
+
+    @override
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        if _uses_running_statistics(call.module):
+            return self.fixed.pull_columns(call, columns)
+        return super().pull_columns(call, columns)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        if _uses_running_statistics(call.module):
+            return self.fixed.push_columns(call, x, columns)
+        return super().push_columns(call, x, columns)
 
     @override
     def groups(self, module: Layer, x: Tensor) -> tuple[int, ...]:

@@ -60,8 +60,9 @@ class ReshapeRule(FixedSelectionRule):
 
     @override
     def check(self, module: Layer, x: Tensor) -> str | None:
-        dims = [d for d in (getattr(module, "start_dim", 1), getattr(module, "dim", 1))]
-        if any(isinstance(d, int) and d % x.dim() == 0 for d in dims):
+        dims = {nn.Flatten: "start_dim", nn.Unflatten: "dim"}
+        names = [dims[kind] for kind in dims if isinstance(module, kind)]
+        if any(getattr(module, name) % x.dim() == 0 for name in names):
             return "it reshapes the batch dimension. Reshape from dimension 1 on."
         return None
 
@@ -82,7 +83,8 @@ class SlicingRule(FixedSelectionRule):
     @override
     def check(self, module: Layer, x: Tensor) -> str | None:
         info = module.slice_info
-        first = info[0] if isinstance(info, tuple) else info
-        if first is Ellipsis or first == slice(None):
+        parts = info if isinstance(info, tuple) else (info,)
+        spared = parts[0] is Ellipsis and len(parts) <= x.dim()
+        if spared or (isinstance(parts[0], slice) and parts[0] == slice(None)):
             return None
         return f"slice_info={info!r} drops samples. Start it with slice(None)."
