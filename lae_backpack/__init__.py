@@ -3,7 +3,6 @@
 A plugin for laplace-torch and BackPACK.
 """
 
-from lae_backpack.curvature import rules as _rules  # noqa: F401  registers the rules
 from lae_backpack.curvature.errors import UnsupportedLayerError, UnsupportedModelError
 from lae_backpack.curvature.extensions import (
     BatchDiagGGNApprox,
@@ -12,8 +11,9 @@ from lae_backpack.curvature.extensions import (
     DiagGGNMixed,
 )
 from lae_backpack.curvature.registry import register_rule, supported_layers
-from lae_backpack.curvature.rules.base import DiagRule, LossRule
+from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
 from lae_backpack.curvature.sweep import diag_ggn
 from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
 

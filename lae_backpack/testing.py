@@ -10,10 +10,13 @@ from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 from torch.nn import Module
 
+from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.checks import checked_rule
 from lae_backpack.curvature.policy import APPROX, EXACT
 from lae_backpack.curvature.quantities import Dense, Diag
-from lae_backpack.curvature.rules.base import Call, DiagRule, LossRule
-from lae_backpack.curvature.step import checked_rule, param_curvature, seed
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
+from lae_backpack.curvature.step import param_curvature, seed
 
 
 def check_rule(

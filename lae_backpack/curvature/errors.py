@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from contextlib import suppress
 
 from torch import Tensor
 from torch.nn import Module
@@ -85,6 +86,39 @@ def used_twice(what: str, remedy: str) -> str:
     return f"{what} is used more than once in one forward pass. {remedy}"
 
 
+def used_outside(name: str) -> str:
+    """Words for a parameter that no module with a rule uses.
+
+    Args:
+        name: Its name in the model.
+
+    Returns:
+        The message.
+    """
+    return (
+        f"The parameter {name!r} is used outside a module that has a rule, so its "
+        "curvature cannot be told. Put its use into a module of its own and register a "
+        "rule for that, or freeze it with requires_grad_(False)."
+    )
+
+
+def not_extended(output: str) -> str:
+    """Words for a model that the extension cannot see.
+
+    Args:
+        output: What made the model's output, as autograd calls it.
+
+    Returns:
+        The message.
+    """
+    return (
+        f"The model's output comes from {output}, which no extended module made. "
+        "Extend the model, and compute nothing between it and the loss. If it was "
+        "extended, laplace-torch's BackPACK backend has removed all hooks: delete "
+        "_backpack_extend from its modules and extend it again."
+    )
+
+
 def find_place(wanted: Module | Tensor) -> str:
     """Find out what a module or a parameter is called in the model it belongs to.
 
@@ -101,11 +135,9 @@ def find_place(wanted: Module | Tensor) -> str:
     for candidate in gc.get_objects():
         if not issubclass(type(candidate), Module):
             continue
-        members = (
-            candidate.named_parameters()
-            if isinstance(wanted, Tensor)
-            else candidate.named_modules()
-        )
-        names += [name for name, member in members if member is wanted]
+        with suppress(AttributeError):  # one that never called super().__init__()
+            parameters, modules = candidate.named_parameters, candidate.named_modules
+            members = parameters() if isinstance(wanted, Tensor) else modules()
+            names += [name for name, member in members if member is wanted]
     longest = max(names, key=lambda name: (name.count("."), len(name)))
     return longest or type(wanted).__name__

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
 
 import torch
+from backpack import memory_cleanup
 from backpack.extensions.backprop_extension import BackpropExtension
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor
@@ -16,23 +17,27 @@ from typing_extensions import override
 
 from lae_backpack.curvature import graph
 from lae_backpack.curvature.allocator import keep_freed_memory
+from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.checks import check_output, checked_rule, is_container
 from lae_backpack.curvature.errors import (
+    SHARED_REMEDY,
     UnsupportedModelError,
     chain_is_broken,
     find_place,
+    used_twice,
 )
 from lae_backpack.curvature.policy import APPROX, DEFAULT_MAX_DENSE_DIM, DensePolicy
-from lae_backpack.curvature.preflight import check_model, stored_call
+from lae_backpack.curvature.preflight import (
+    check_model,
+    drawn_derivatives,
+    find_makers,
+    stored_call,
+)
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.registry import find_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule, LossRule
-from lae_backpack.curvature.step import (
-    add_to,
-    checked_rule,
-    is_container,
-    param_curvature,
-    seed,
-)
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
+from lae_backpack.curvature.step import add_to, param_curvature, seed
 
 
 @dataclass
@@ -41,13 +46,17 @@ class BackwardPass:
 
     Attributes:
         task: Torch's number of the backward pass.
+        modules: The modules of the model.
         arrived: M at each tensor, by the graph node that made the tensor.
-        wrote_to: The parameters that have got a result.
+        derivatives: Those of random layers, as drawn in the forward pass.
+        done: The ids of parameters that have got a result.
     """
 
     task: int
+    modules: list[Module] = field(default_factory=list)
     arrived: dict[graph.Origin, Diag | Dense] = field(default_factory=dict)
-    wrote_to: list[Tensor] = field(default_factory=list)
+    derivatives: dict[Module, Tensor] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
 
 
 class DiagGGNExtension(BackpropExtension):
@@ -102,11 +111,22 @@ class DiagGGNExtension(BackpropExtension):
             self._pass = BackwardPass(task)
         return self._pass
 
+    def remove_results(self, state: BackwardPass) -> None:
+        """Take results off the parameters of a pass, this one's or an older one's.
+
+        Args:
+            state: The pass.
+        """
+        for module in state.modules:
+            for param in module.parameters(recurse=False):
+                if self.savefield in vars(param):
+                    delattr(param, self.savefield)
+
     def undo(self) -> None:
-        """Leave nothing of a pass that failed."""
-        for param in self._pass.wrote_to:
-            if hasattr(param, self.savefield):
-                delattr(param, self.savefield)
+        """Leave nothing of a pass that failed: no results, no stored inputs."""
+        self.remove_results(self._pass)
+        for module in self._pass.modules:
+            memory_cleanup(module)
         self._pass = BackwardPass(task=-1)
 
 
@@ -121,26 +141,48 @@ class ByRule(ModuleExtension):
         g_inp: tuple[Tensor, ...],
         g_out: tuple[Tensor, ...],
     ) -> None:
-        if is_container(module):
-            return
-        state, call = extension.current_pass(), stored_call(module)
         rule = find_rule(module)
-        if not isinstance(rule, DiagRule):  # the loss, which comes first
-            rule = checked_rule(module, call.inputs, partial(find_place, module))
-            assert isinstance(rule, LossRule)
-            check_model(call.x)
-            # Never the target, even if it requires a gradient.
-            self._hand_on(state, [call.x], [seed(rule, call, extension.policy)])
+        if rule is None and is_container(module):
             return
-        quantity = self._take(state, call)
+        state = extension.current_pass()
+        if isinstance(rule, DiagRule):
+            if "output" in vars(module) or not rule.hands_on(module):
+                self._pass_layer(extension, state, rule, stored_call(module))
+        else:
+            self._start(extension, state, stored_call(module))
+
+    @staticmethod
+    def _start(extension: DiagGGNExtension, state: BackwardPass, call: Call) -> None:
+        """Begin at the loss, which comes first."""
+        place = partial(find_place, call.module)
+        rule = checked_rule(call.module, call.inputs, place)
+        assert isinstance(rule, LossRule)
+        check_output(call, place)
+        makers = find_makers(call.x)
+        state.modules += [m for several in makers.values() for m in several]
+        extension.remove_results(state)
+        check_model(call.x, makers)
+        state.derivatives |= drawn_derivatives(makers)
+        # Never the target, even if it requires a gradient.
+        ByRule._hand_on(state, [call.x], [seed(rule, call, extension.policy)])
+
+    @staticmethod
+    def _pass_layer(
+        extension: DiagGGNExtension, state: BackwardPass, rule: DiagRule, call: Call
+    ) -> None:
+        quantity = ByRule._take(state, call)
+        call = replace(call, derivative=state.derivatives.pop(call.module, None))
         results = param_curvature(rule, call, quantity, extension.per_sample)
         for name, value in results.items():
-            param = getattr(module, name)
+            param = getattr(call.module, name)
+            if id(param) in state.done:
+                what = f"The parameter {find_place(param)!r}"
+                raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
             setattr(param, extension.savefield, value)
-            state.wrote_to.append(param)
+            state.done.add(id(param))
         inputs = [x for x in call.inputs if x.requires_grad]
         pulled = rule.pull(call, quantity, extension.policy, inputs)
-        self._hand_on(state, inputs, pulled)
+        ByRule._hand_on(state, inputs, pulled)
 
     @staticmethod
     def _take(state: BackwardPass, call: Call) -> Diag | Dense:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -42,12 +42,14 @@ def _is_leaf(node: Node) -> bool:
     return node.name() == "torch::autograd::AccumulateGrad"
 
 
-def _nodes_below(root: Node | None) -> list[Node]:
+def _nodes_below(
+    root: Node | None, stop: Callable[[Node], bool] = lambda node: False
+) -> list[Node]:
     nodes = [] if root is None else [root]
     seen = set(nodes)
     for node in nodes:  # grows while it is read
         for below, _ in node.next_functions:
-            if below is not None and below not in seen:
+            if below is not None and below not in seen and not stop(below):
                 seen.add(below)
                 nodes.append(below)
     return nodes
@@ -69,36 +71,46 @@ def made_by_modules(output: Tensor) -> set[Origin]:
     return {found for found in made if found is not None}
 
 
-def parameter_used_twice(output: Tensor) -> Tensor | None:
-    """Look for a trainable parameter that two operations read.
+def parameters_below(output: Tensor) -> set[Parameter]:
+    """All trainable parameters that a tensor depends on.
 
     Args:
-        output: The model's output.
+        output: The tensor.
 
     Returns:
-        The first one found.
+        The parameters.
     """
-    reads = Counter(
-        below
-        for node in _nodes_below(output.grad_fn)
-        for below, _ in node.next_functions
-        if below is not None and _is_leaf(below)
-    )
-    shared = (_leaf(node) for node, count in reads.items() if count > 1)
-    return next((leaf for leaf in shared if isinstance(leaf, Parameter)), None)
+    return _parameters(_nodes_below(output.grad_fn))
 
 
-def _leaf(node: Any) -> Tensor:
-    return node.variable
-
-
-def comes_from_a_module(place: Origin) -> bool:
-    """Whether any module's hook lies behind an operation.
+def parameters_behind(place: Origin) -> set[Parameter]:
+    """All trainable parameters that an operation depends on.
 
     Args:
         place: The operation's output.
 
     Returns:
-        True if the operation works on what a module made.
+        The parameters.
     """
-    return any(map(_is_hook, _nodes_below(place[0])))
+    return _parameters(_nodes_below(place[0]))
+
+
+def parameters_read(place: Origin) -> set[Parameter]:
+    """The trainable parameters that one module reads.
+
+    Args:
+        place: What the module made.
+
+    Returns:
+        What is behind it before the next module's hook.
+    """
+    return _parameters(_nodes_below(place[0], _is_hook))
+
+
+def _parameters(nodes: list[Node]) -> set[Parameter]:
+    leaves = (_leaf(node) for node in nodes if _is_leaf(node))
+    return {leaf for leaf in leaves if isinstance(leaf, Parameter)}
+
+
+def _leaf(node: Any) -> Tensor:
+    return node.variable

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from torch.nn import Module
 
-from lae_backpack.curvature.rules.base import DiagRule, LossRule
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
 
 Rule = DiagRule | LossRule
 RuleOrClass = TypeVar("RuleOrClass")

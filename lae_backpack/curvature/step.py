@@ -2,107 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
-import torch
 from torch import Tensor
-from torch.nn import Module
-from torch.nn.utils.parametrize import is_parametrized
 
-from lae_backpack.curvature.errors import (
-    UnsupportedLayerError,
-    cannot_handle,
-    no_rule,
-)
+from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
-from lae_backpack.curvature.registry import (
-    find_rule,
-    registered_class,
-    supported_layers,
-)
-from lae_backpack.curvature.rules.base import Call, DiagRule, LossRule
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
 
 Key = TypeVar("Key")
-
-
-def is_container(module: Module) -> bool:
-    """Whether a module only calls others, which then do the work.
-
-    Args:
-        module: The module.
-
-    Returns:
-        True if it has no rule but has children.
-    """
-    return find_rule(module) is None and next(module.children(), None) is not None
-
-
-def checked_rule(
-    module: Module, inputs: tuple[Tensor, ...], place: Callable[[], str]
-) -> DiagRule | LossRule:
-    """Look up the rule for a call that is about to be made, or has been.
-
-    Args:
-        module: The module.
-        inputs: What it is called with.
-        place: Finds where the module is in the model.
-
-    Returns:
-        The rule.
-
-    Raises:
-        UnsupportedLayerError: If there is none, or none for these settings.
-    """
-    rule = find_rule(module)
-    if rule is None:
-        raise UnsupportedLayerError(no_rule(module, place(), supported_layers()))
-    problem = _problem(rule, module, inputs)
-    if problem is not None:
-        raise UnsupportedLayerError(cannot_handle(module, place(), problem))
-    return rule
-
-
-def check_output(call: Call, place: Callable[[], str]) -> None:
-    """Refuse a subclass whose ``forward`` is not the one the rule was written for.
-
-    Args:
-        call: The use of a module that has a rule.
-        place: Finds where the module is in the model.
-
-    Raises:
-        UnsupportedLayerError: If its output is not what the class with the rule gives.
-    """
-    module, base = call.module, registered_class(call.module)
-    if base is None or type(module).forward is base.forward:
-        return
-    if not torch.equal(base.forward(module, *call.inputs), call.output):
-        problem = (
-            f"it is a {base.__name__} whose forward computes something else. Register "
-            f"a rule for {type(module).__name__}."
-        )
-        raise UnsupportedLayerError(cannot_handle(module, place(), problem))
-
-
-def _problem(
-    rule: DiagRule | LossRule, module: Module, inputs: tuple[Tensor, ...]
-) -> str | None:
-    if isinstance(rule, LossRule):
-        return rule.check(module, *inputs[:2])
-    if is_parametrized(module):
-        return (
-            "its weights are parametrized, and the curvature of what is behind them is "
-            "not known. Call torch.nn.utils.parametrize.remove_parametrizations first."
-        )
-    own = dict(module.named_parameters(recurse=False))
-    unknown = [name for name in own if name not in rule.params]
-    if unknown:
-        return (
-            f"its parameter {unknown[0]!r} is not one of {type(rule).__name__}'s "
-            f"{list(rule.params)}. Register a rule for {type(module).__name__}."
-        )
-    return rule.check(module, inputs[0])
 
 
 def seed(rule: LossRule, call: Call, policy: DensePolicy) -> Diag | Dense:

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from itertools import compress
 
 import torch
+from backpack import disable
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.utils.hooks import RemovableHandle
 
+from lae_backpack.curvature import graph
 from lae_backpack.curvature.allocator import keep_freed_memory
-from lae_backpack.curvature.errors import (
-    SHARED_REMEDY,
-    UnsupportedModelError,
-    chain_is_broken,
-    used_twice,
-)
+from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.checks import check_output, checked_rule
+from lae_backpack.curvature.errors import UnsupportedModelError, used_outside
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
-from lae_backpack.curvature.rules.base import Call, DiagRule, LossRule
-from lae_backpack.curvature.step import (
-    add_to,
-    check_output,
-    checked_rule,
-    is_container,
-    param_curvature,
-    seed,
-    tensors_among,
-)
+from lae_backpack.curvature.recorder import Recorder
+from lae_backpack.curvature.registry import find_rule
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
+from lae_backpack.curvature.step import add_to, param_curvature, seed
 
 
 def diag_ggn(
@@ -68,10 +60,12 @@ class Sweep:
 
     Attributes:
         output: The model's output.
+        loss: The loss.
         curvature: The curvature by parameter name.
     """
 
     output: Tensor
+    loss: Tensor
     curvature: dict[str, Tensor]
 
 
@@ -100,138 +94,63 @@ def sweep(
     Raises:
         TypeError: If ``loss`` is not a loss.
     """
-    keep_freed_memory()
-    with Recorder(model, x) as recorder:
-        output = model(x)
-    recorder.require_module_output(output)
-    names = recorder.parameter_names()
-    loss_rule = checked_rule(loss, (output, target), lambda: "loss")
-    if not isinstance(loss_rule, LossRule):
+    if isinstance(find_rule(loss), DiagRule):
         raise TypeError(
             f"loss must be a loss module, got {type(loss).__name__}. Use nn.MSELoss(), "
             "nn.BCEWithLogitsLoss() or nn.CrossEntropyLoss()."
         )
+    keep_freed_memory()
+    with Recorder(model) as recorder:
+        output = model(x)
+    recorder.require_known(output)
+    names = recorder.parameter_names()
+    _require_rules_for_all_parameters(model, x, set(names))
+    loss_rule = checked_rule(loss, (output, target), lambda: "loss")
+    assert isinstance(loss_rule, LossRule)
+    loss_call = Call(loss, (output, target), loss.forward(output, target))
+    check_output(loss_call, lambda: "loss")
 
     results: dict[str, Tensor] = {}
     arrived: dict[int, Diag | Dense] = {}
     if id(output) in recorder.trainable:
-        loss_call = Call(loss, (output, target), output)
         arrived[id(output)] = seed(loss_rule, loss_call, policy)
-    while recorder.calls:
-        call, rule = recorder.calls.pop()  # and let go of what it holds
-        quantity = arrived.pop(id(call.output), None)
+    while recorder.records:
+        record = recorder.records.pop()
+        call, rule = record.call, record.rule
+        quantity = arrived.pop(record.output_key, None)
         if quantity is None:
             continue
         for name, value in param_curvature(rule, call, quantity, per_sample).items():
             results[names[getattr(call.module, name)]] = value
-        inputs = [i for i in call.inputs if id(i) in recorder.trainable]
+        wanted = [k in recorder.trainable for k in record.input_keys]
+        inputs = list(compress(call.inputs, wanted))
         pulled = rule.pull(call, quantity, policy, inputs)
-        for i, quantity in zip(inputs, pulled, strict=True):
-            add_to(arrived, id(i), quantity)
-    in_order = {name: results[name] for name in names.values() if name in results}
-    return Sweep(output, in_order)
+        keys = compress(record.input_keys, wanted)
+        for key, quantity in zip(keys, pulled, strict=True):
+            add_to(arrived, key, quantity)
+        recorder.forget(record)
+    in_order = {n: results[n] for n, _ in model.named_parameters() if n in results}
+    return Sweep(output, loss_call.output, in_order)
 
 
-class Recorder:
-    """Writes down every call of a module while a model runs.
+def _require_rules_for_all_parameters(
+    model: Module, x: Tensor, covered: set[Parameter]
+) -> None:
+    """Refuse a parameter that the model uses, but no module with a rule does.
 
-    Attributes:
-        calls: The calls in order, with their rules.
-        trainable: The ids of tensors that depend on a trainable parameter.
+    Raises:
+        UnsupportedModelError: If there is one.
     """
-
-    def __init__(self, model: Module, x: Tensor) -> None:
-        """Prepare to listen.
-
-        Args:
-            model: The model.
-            x: Its input.
-        """
-        self.calls: list[tuple[Call, DiagRule]] = []
-        self.trainable: set[int] = set()
-        self._model = model
-        self._places = {module: name for name, module in model.named_modules()}
-        self._version = {id(x): x._version}
-        self._waiting: list[tuple[tuple[Tensor, ...], DiagRule]] = []
-        self._handles: list[RemovableHandle] = []
-
-    def __enter__(self) -> Recorder:
-        """Listen to all modules that are not containers.
-
-        Returns:
-            Itself.
-        """
-        for module in self._places:
-            if not is_container(module):
-                self._handles += [
-                    module.register_forward_pre_hook(self._before),
-                    module.register_forward_hook(self._after),
-                ]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Take all hooks off again.
-
-        Args:
-            *error: What went wrong, if anything.
-        """
-        for handle in self._handles:
-            handle.remove()
-
-    def parameter_names(self) -> dict[Parameter, str]:
-        """The names of the parameters in use, which have to be used once each.
-
-        Returns:
-            The names in the model.
-
-        Raises:
-            UnsupportedModelError: If a trainable parameter is used twice.
-        """
-        names = {p: name for name, p in self._model.named_parameters()}
-        seen: set[Parameter] = set()
-        for call, _ in self.calls:
-            for param in call.module.parameters(recurse=False):
-                if param in seen and param.requires_grad:
-                    what = f"The parameter {names[param]!r}"
-                    raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
-                seen.add(param)
-        return names
-
-    def require_module_output(self, tensor: Tensor) -> None:
-        """Refuse a tensor that was not handed on as some module made it.
-
-        Args:
-            tensor: The tensor.
-
-        Raises:
-            UnsupportedModelError: If something was computed outside a module.
-        """
-        if self._version.get(id(tensor)) != tensor._version:
-            last = self._places[self.calls[-1][0].module] if self.calls else ""
-            raise UnsupportedModelError(chain_is_broken(f"what follows {last!r}"))
-
-    def _place_of(self, module: Module) -> Callable[[], str]:
-        return partial(self._places.__getitem__, module)
-
-    def _before(self, module: Module, inputs: tuple[Tensor, ...]) -> object:
-        inputs = tensors_among(inputs)
-        rule = checked_rule(module, inputs, self._place_of(module))
-        assert isinstance(rule, DiagRule)
-        for x in inputs:
-            if not self.calls:  # the model may prepare its input as it likes
-                self._version.setdefault(id(x), x._version)
-            self.require_module_output(x)
-        self._waiting.append((inputs, rule))
-        if getattr(module, "inplace", False):
-            return tuple(x.clone() for x in inputs)
-        return None
-
-    def _after(self, module: Module, _: object, output: Tensor) -> None:
-        inputs, rule = self._waiting.pop()
-        call = Call(module, inputs, output)
-        check_output(call, self._place_of(module))
-        self.calls.append((call, rule))
-        self._version[id(output)] = output._version
-        own = any(p.requires_grad for p in module.parameters(recurse=False))
-        if own or any(id(x) in self.trainable for x in call.inputs):
-            self.trainable.add(id(output))
+    others = {
+        p: name
+        for name, p in model.named_parameters()
+        if p.requires_grad and p not in covered
+    }
+    if not others:
+        return
+    # They may just be idle. Whether they are used, only autograd can tell.
+    with torch.enable_grad(), torch.random.fork_rng(), disable():
+        used = graph.parameters_below(model(x))
+    outside = [name for p, name in others.items() if p in used]
+    if outside:
+        raise UnsupportedModelError(used_outside(outside[0]))

@@ -69,7 +69,6 @@ class EngineCurvature(CurvatureInterface):
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(self.lossfunc, Module)
         swept = sweep(self.model, self.lossfunc, x, y, self.policy, per_sample=False)
-        loss = self.lossfunc(swept.output, y)
         self.n_outputs = features(swept.output)
         diagonals = [
             swept.curvature[name].flatten()
@@ -77,4 +76,4 @@ class EngineCurvature(CurvatureInterface):
             else torch.zeros_like(param).flatten()  # the model does not use it
             for name, param in self.params_dict.items()
         ]
-        return self.factor * loss, self.factor * torch.cat(diagonals)
+        return self.factor * swept.loss, self.factor * torch.cat(diagonals)

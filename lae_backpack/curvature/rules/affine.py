@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.quantities import Dense
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
+from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.by_autograd import chunks
 
 

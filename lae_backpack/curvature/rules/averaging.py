@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Layer
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules import by_autograd
-from lae_backpack.curvature.rules.base import (
-    DiagRule,
-    Layer,
-    without_batch_or_channels,
-)
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.image_inputs import without_batch_or_channels
 
 
 class AveragingRule(DiagRule):

@@ -7,31 +7,16 @@ what it means for each parameter. Everything dense has an exact default.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
 from lae_backpack.curvature.rules import by_autograd
-from lae_backpack.curvature.rules.by_autograd import Layer, chunks
-
-
-@dataclass(frozen=True)
-class Call:
-    """One use of a module in a forward pass."""
-
-    module: Layer
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-
-    @property
-    def x(self) -> Tensor:
-        """The first input.  # [N, *in]."""
-        return self.inputs[0]
+from lae_backpack.curvature.rules.by_autograd import chunks
 
 
 class DiagRule:
@@ -94,6 +79,28 @@ class DiagRule:
             ``one_input_per_output``, unless it depends on the layer's settings.
         """
         return self.one_input_per_output
+
+    def is_random(self, module: Layer) -> bool:
+        """Whether the layer draws random numbers, and its derivative with them.
+
+        Args:
+            module: The layer.
+
+        Returns:
+            True if ``call.derivative`` is needed.
+        """
+        return False
+
+    def hands_on(self, module: Layer) -> bool:
+        """Whether the layer hands on the very tensor it gets.
+
+        Args:
+            module: The layer.
+
+        Returns:
+            True for layers that do nothing; several calls of one are harmless.
+        """
+        return False
 
     # What the engine calls ---------------------------------------------------------
 
@@ -257,84 +264,3 @@ class DiagRule:
 
     def _samples_that_matter(self, call: Call, shared: Tensor) -> Tensor:
         return call.x[: len(shared)] if self.constant_jacobian else call.x
-
-
-def spatial_dims(module: Layer) -> int:
-    """How many spatial dimensions a layer works on, from its class: ``Conv2d`` has two.
-
-    Args:
-        module: The layer, or an instance of a subclass of it.
-
-    Returns:
-        The number in the name of the nearest class that ends in one.
-    """
-    names = (re.search(r"(\d)d$", cls.__name__) for cls in type(module).__mro__)
-    return next(int(found.group(1)) for found in names if found)
-
-
-def without_batch_or_channels(module: Layer, x: Tensor) -> str | None:
-    """Refuse inputs that torch takes for a single image, or for one without channels.
-
-    Args:
-        module: A layer on images of one, two or three dimensions.
-        x: Its input.
-
-    Returns:
-        ``None``, or what to do.
-    """
-    wanted = spatial_dims(module) + 2
-    if x.dim() == wanted:
-        return None
-    return (
-        f"its input has {x.dim()} dimensions, {wanted} are needed: batch, channels and "
-        f"{wanted - 2} of the image. Add the missing one with nn.Unflatten."
-    )
-
-
-class LossRule:
-    """Where curvature starts: the Hessian of a loss at the model's output.
-
-    Write ``seed_diag``, and ``seed_dense`` if the Hessian is not diagonal.
-    """
-
-    def check(self, module: Layer, x: Tensor, target: Tensor) -> str | None:
-        """Say what the rule cannot do.
-
-        Args:
-            module: The loss.
-            x: The model's output.  # [N, *out]
-            target: The target.
-
-        Returns:
-            ``None``, or a sentence with the setting, what is allowed, what to do.
-        """
-        return None
-
-    def seed_diag(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
-        """The diagonal of the loss Hessian.
-
-        Args:
-            module: The loss.
-            x: The model's output.  # [N, *out]
-            target: The target.
-
-        Returns:
-            The diagonal.  # [N or 1, *out]
-
-        Raises:
-            NotImplementedError: If a subclass does not write this.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must write seed_diag")
-
-    def seed_dense(self, module: Layer, x: Tensor, target: Tensor) -> Diag | Dense:
-        """The whole loss Hessian.
-
-        Args:
-            module: The loss.
-            x: The model's output.  # [N, *out]
-            target: The target.
-
-        Returns:
-            M at the model's output; by default it is diagonal.
-        """
-        return Diag(self.seed_diag(module, x, target))

@@ -9,10 +9,11 @@ from backpack.custom_module.branching import SumModule
 from torch import Tensor
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule
+from lae_backpack.curvature.rules.base import DiagRule
 
 
 @register_rule(SumModule)

@@ -7,17 +7,14 @@ do not see each other. ``module.forward`` is called, never the module: hooks wou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 from torch.nn import Module
 
+from lae_backpack.curvature.call import Layer
 from lae_backpack.curvature.quantities import features
-
-# A layer as its rule knows it: only the rule can tell which attributes it has.
-Layer = Any
 
 # Columns are worked on in pieces of about this many numbers.
 CHUNK = 2**24

@@ -9,14 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.affine import AffineRule
-from lae_backpack.curvature.rules.base import (
-    Call,
-    Layer,
-    without_batch_or_channels,
-)
 from lae_backpack.curvature.rules.by_autograd import linearised
+from lae_backpack.curvature.rules.image_inputs import without_batch_or_channels
 from lae_backpack.curvature.rules.repeated_inputs import cross_terms
 
 

@@ -9,8 +9,9 @@ from backpack.custom_module.scale_module import ScaleModule
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
+from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.by_autograd import forward_of, linearised
 
 aten = torch.ops.aten
@@ -120,19 +121,22 @@ register_rule(nn.ReLU)(
 
 @register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 class DropoutRule(ElementwiseRule):
-    """Identity in eval mode; in train mode the mask is read off the output.
+    """Identity in eval mode; in train mode the mask of that forward pass."""
 
-    Where the input is exactly zero the mask cannot be seen and counts as dropped, as in
-    BackPACK.
-    """
+    @override
+    def is_random(self, module: Layer) -> bool:
+        return module.training
+
+    @override
+    def hands_on(self, module: Layer) -> bool:
+        return not module.training
 
     @override
     def derivative(self, call: Call) -> Tensor:
-        probability = call.module.p if call.module.training else 0.0
-        if probability == 0.0:
+        if not call.module.training:
             return call.x.new_ones(())
-        kept = (call.output != 0).to(call.x.dtype)
-        return kept / (1 - probability) if probability < 1 else kept
+        assert call.derivative is not None
+        return call.derivative
 
 
 @register_rule(ScaleModule)

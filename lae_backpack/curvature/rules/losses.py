@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Layer
 from lae_backpack.curvature.quantities import Dense
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Layer, LossRule
+from lae_backpack.curvature.rules.loss_rule import LossRule
 
 
 class ReducedLossRule(LossRule):

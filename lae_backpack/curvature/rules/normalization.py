@@ -15,13 +15,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import (
-    Call,
-    DiagRule,
-    Layer,
-    without_batch_or_channels,
-)
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.rules.image_inputs import without_batch_or_channels
 
 
 class NormRule(DiagRule):

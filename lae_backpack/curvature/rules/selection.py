@@ -8,8 +8,9 @@ from backpack.custom_module.slicing import Slicing
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
-from lae_backpack.curvature.rules.base import Call, DiagRule, Layer
+from lae_backpack.curvature.rules.base import DiagRule
 
 PADS = [
     getattr(nn, f"{kind}Pad{dim}d")
@@ -57,6 +58,10 @@ class MaxPoolRule(SelectionRule):
 @register_rule(nn.Flatten, nn.Unflatten, nn.Identity)
 class ReshapeRule(FixedSelectionRule):
     """The same numbers in another shape."""
+
+    @override
+    def hands_on(self, module: Layer) -> bool:
+        return isinstance(module, nn.Identity)
 
     @override
     def check(self, module: Layer, x: Tensor) -> str | None:

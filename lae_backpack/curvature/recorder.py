@@ -1,0 +1,195 @@
+"""Writes down every call of a module while a model runs without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.utils.hooks import RemovableHandle
+
+from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.checks import check_output, checked_rule, is_container
+from lae_backpack.curvature.errors import (
+    SHARED_REMEDY,
+    UnsupportedModelError,
+    chain_is_broken,
+    used_twice,
+)
+from lae_backpack.curvature.registry import find_rule
+from lae_backpack.curvature.rules.base import DiagRule
+from lae_backpack.curvature.step import tensors_among
+
+
+@dataclass(frozen=True)
+class Record:
+    """A call with its rule.
+
+    The tensors in the call keep their values even if the model overwrites them in
+    place; the keys tell which tensors of the model they are.
+    """
+
+    call: Call
+    rule: DiagRule
+    input_keys: tuple[int, ...]
+    output_key: int
+
+
+class Recorder:
+    """Listens to a model's modules for one forward pass.
+
+    Only what depends on a trainable parameter is recorded: what comes before may be
+    anything.
+
+    Attributes:
+        records: The calls in order.
+        trainable: The keys of tensors that depend on a trainable parameter.
+    """
+
+    def __init__(self, model: Module) -> None:
+        """Prepare to listen.
+
+        Args:
+            model: The model.
+        """
+        self.records: list[Record] = []
+        self.trainable: set[int] = set()
+        self._model = model
+        self._places = {module: name for name, module in model.named_modules()}
+        # Tensors that modules made, kept alive so that their ids stay their own.
+        self._made: dict[int, tuple[Tensor, int]] = {}
+        self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
+        self._handles: list[RemovableHandle] = []
+        self._random_state: Tensor
+
+    def __enter__(self) -> Recorder:
+        """Listen to all modules that are neither containers nor parts of a layer.
+
+        Returns:
+            Itself.
+        """
+        layers = [m for m in self._places if find_rule(m) is not None]
+        parts = {part for m in layers for part in m.modules() if part is not m}
+        for module in self._places:
+            if module not in parts and not is_container(module):
+                self._handles += [
+                    module.register_forward_pre_hook(self._before),
+                    module.register_forward_hook(self._after),
+                ]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take all hooks off again.
+
+        Args:
+            *error: What went wrong, if anything.
+        """
+        for handle in self._handles:
+            handle.remove()
+
+    def parameter_names(self) -> dict[Parameter, str]:
+        """The names of the recorded modules' parameters, each of which is used once.
+
+        Returns:
+            The names in the model.
+
+        Raises:
+            UnsupportedModelError: If a trainable parameter is used twice.
+        """
+        names = {p: name for name, p in self._model.named_parameters()}
+        used: dict[Parameter, str] = {}
+        for record in self.records:
+            for param in record.call.module.parameters(recurse=False):
+                if param in used and param.requires_grad:
+                    what = f"The parameter {names[param]!r}"
+                    raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
+                used[param] = names[param]
+        return used
+
+    def require_known(self, tensor: Tensor) -> None:
+        """Refuse a tensor that may come from a module by way of something else.
+
+        Args:
+            tensor: The tensor.
+
+        Raises:
+            UnsupportedModelError: If something was computed outside a module.
+        """
+        _, version = self._made.get(id(tensor), (None, None))
+        if version != tensor._version and self.trainable:
+            last = self._places[self.records[-1].call.module]
+            raise UnsupportedModelError(chain_is_broken(f"what follows {last!r}"))
+
+    def forget(self, record: Record) -> None:
+        """Let go of what only this call needed.
+
+        Args:
+            record: A call that has been dealt with, the last one first.
+        """
+        self._made.pop(record.output_key, None)
+
+    def _place_of(self, module: Module) -> Callable[[], str]:
+        return partial(self._places.__getitem__, module)
+
+    def _before(self, module: Module, args: tuple[object, ...]) -> None:
+        inputs = tensors_among(args)
+        own = any(p.requires_grad for p in module.parameters())
+        if inputs or own:
+            for x in inputs:
+                if id(x) not in self._made and not self.trainable:
+                    self._made[id(x)] = x, x._version
+                self.require_known(x)
+        if not own and not any(id(x) in self.trainable for x in inputs):
+            self._waiting.append(None)
+            return
+        rule = checked_rule(module, inputs, self._place_of(module))
+        assert isinstance(rule, DiagRule)
+        keys = tuple(id(x) for x in inputs)
+        if getattr(module, "inplace", False):
+            inputs = tuple(self._keep_value(x) for x in inputs)
+        self._waiting.append((inputs, keys))
+        if rule.is_random(module):
+            self._random_state = _random_state(inputs[0].device)
+
+    def _keep_value(self, x: Tensor) -> Tensor:
+        kept = x.clone()
+        for i, record in enumerate(self.records):
+            call = record.call
+            inputs = tuple(kept if t is x else t for t in call.inputs)
+            output = kept if call.output is x else call.output
+            call = replace(call, inputs=inputs, output=output)
+            self.records[i] = replace(record, call=call)
+        return kept
+
+    def _drawn(self, module: Module, output: Tensor) -> Tensor:
+        """What a random layer multiplied with: the same draw, applied to ones."""
+        device = output.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(self._random_state, device)
+            else:
+                torch.set_rng_state(self._random_state)
+            return module.forward(torch.ones_like(output))
+
+    def _after(self, module: Module, _: object, output: Tensor) -> None:
+        waiting = self._waiting.pop()
+        if waiting is not None:
+            inputs, keys = waiting
+            rule = find_rule(module)
+            assert isinstance(rule, DiagRule)
+            derivative = self._drawn(module, output) if rule.is_random(module) else None
+            call = Call(module, inputs, output, derivative)
+            check_output(call, self._place_of(module))
+            self.records.append(Record(call, rule, keys, id(output)))
+            self.trainable.add(id(output))
+        if isinstance(output, Tensor):
+            self._made[id(output)] = output, output._version
+
+
+def _random_state(device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
