@@ -57,7 +57,7 @@ def test_readme_lists_what_the_registry_has():
 def test_engine_benchmark_runs(tmp_path: Path):
     printed = run("examples/benchmarks/engine.py", "--smoke", "--out", str(tmp_path))
     rows = json.loads((tmp_path / "engine.json").read_text())["rows"]
-    assert len(rows) == 12 == len(printed.strip().splitlines())
+    assert len(rows) == 13 == len(printed.strip().splitlines())
     assert all(math.isfinite(row["value"]) for row in rows)
 
 

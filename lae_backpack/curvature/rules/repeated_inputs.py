@@ -8,7 +8,7 @@ near the border are concerned.
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -54,13 +54,9 @@ def cross_terms(
     w_groups = weight.unflatten(0, (groups, -1))
     channels = w_groups.shape[0] * w_groups.shape[2]
     total = diag.new_zeros(len(diag), channels, size.numel())
-    positions = list(product(*(range(k) for k in weight.shape[2:])))
-    for k, other in combinations(positions, 2):
-        where = [
-            (read[a] == read[b]).nonzero().flatten()
-            for read, a, b in zip(reads, k, other, strict=True)
-        ]
-        if not all(len(w) for w in where):
+    for meeting in product(*(_meetings(read) for read in reads)):
+        k, other, where = zip(*meeting, strict=True)
+        if k >= other:  # the same position, or a pair that has had its turn
             continue
         near_border = d_groups
         for d, w in enumerate(where):
@@ -79,3 +75,14 @@ def _pixels(size: int, pads: tuple[int, ...], mode: str) -> Tensor:
     """Which pixel stands where after padding one dimension."""
     line = torch.arange(size, dtype=torch.float64)[None, None]
     return F.pad(line, pads, mode=mode)[0, 0].long()
+
+
+def _meetings(read: Tensor) -> list[tuple[int, int, Tensor]]:
+    """Pairs of kernel positions, and the outputs at which both read the same pixel."""
+    same = read[:, None] == read  # [kernel, kernel, out]
+    return [
+        (k, other, outputs.nonzero().flatten())
+        for k, row in enumerate(same)
+        for other, outputs in enumerate(row)
+        if outputs.any()
+    ]
