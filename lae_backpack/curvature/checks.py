@@ -105,8 +105,11 @@ def _problem(
             "its weights are parametrized, and the curvature of what is behind them is "
             "not known. Call torch.nn.utils.parametrize.remove_parametrizations first."
         )
-    own = dict(module.named_parameters(recurse=False))
-    unknown = [name for name in own if name not in rule.params]
+    unknown = [
+        name
+        for name, param in module._parameters.items()
+        if param is not None and name not in rule.params
+    ]
     if unknown:
         return (
             f"its parameter {unknown[0]!r} is not one of {type(rule).__name__}'s "
@@ -122,6 +125,8 @@ def _may_differ(module: Module, base: type[Module]) -> bool:
     hooks = (getattr(h, "__module__", "") for h in module._forward_hooks.values())
     if "forward" in vars(module) or any(h.split(".")[0] not in hosts for h in hooks):
         return True
+    if type(module) is base:
+        return False
     order = type(module).__mro__
     subclasses = order[: order.index(base)]
     written = {n for cls in subclasses for n in vars(cls) if not n.startswith("__")}

@@ -57,7 +57,6 @@ class Recorder:
         """
         self.records: list[Record] = []
         self.trainable: set[int] = set()
-        self._model = model
         self._places = {module: name for name, module in model.named_modules()}
         # Tensors that modules made, kept alive so that their ids stay their own.
         self._made: dict[int, tuple[Tensor, int]] = {}
@@ -71,7 +70,7 @@ class Recorder:
         Returns:
             Itself.
         """
-        layers = [m for m in self._places if find_rule(m) is not None]
+        layers = [m for m in self._places if m._modules and find_rule(m) is not None]
         parts = {part for m in layers for part in m.modules() if part is not m}
         for module in self._places:
             if module not in parts and not is_container(module):
@@ -99,14 +98,17 @@ class Recorder:
         Raises:
             UnsupportedModelError: If a trainable parameter is used twice.
         """
-        names = {p: name for name, p in self._model.named_parameters()}
         used: dict[Parameter, str] = {}
         for record in self.records:
-            for param in record.call.module.parameters(recurse=False):
+            module = record.call.module
+            for own, param in module._parameters.items():
+                if param is None:
+                    continue
+                name = ".".join(filter(None, (self._places[module], own)))
                 if param in used and param.requires_grad:
-                    what = f"The parameter {names[param]!r}"
+                    what = f"The parameter {used[param]!r}"
                     raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
-                used[param] = names[param]
+                used[param] = name
         return used
 
     def require_known(self, tensor: Tensor) -> None:
@@ -136,7 +138,9 @@ class Recorder:
 
     def _before(self, module: Module, args: tuple[object, ...]) -> None:
         inputs = tensors_among(args)
-        own = any(p.requires_grad for p in module.parameters())
+        own = any(
+            p is not None and p.requires_grad for p in module._parameters.values()
+        )
         if inputs or own:
             for x in inputs:
                 if id(x) not in self._made and not self.trainable:

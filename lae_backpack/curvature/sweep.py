@@ -129,7 +129,7 @@ def sweep(
         for key, quantity in zip(keys, pulled, strict=True):
             add_to(arrived, key, quantity)
         recorder.forget(record)
-    in_order = {n: results[n] for n, _ in model.named_parameters() if n in results}
+    in_order = {name: results[name] for name in names.values() if name in results}
     return Sweep(output, loss_call.output, in_order)
 
 
