@@ -27,7 +27,7 @@ def test_readme_code_runs(capsys):
     before = dict(registry._RULES)
     torch.set_default_dtype(torch.float32)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     namespace: dict[str, object] = {"__name__": "readme"}
     try:
         for block in blocks:
@@ -38,6 +38,7 @@ def test_readme_code_runs(capsys):
     printed = capsys.readouterr().out
     assert "torch.Size([8, 3, 3, 3])" in printed
     assert "'2.weight': (3, 8, 1, 1)" in printed
+    assert printed.count("torch.Size([4, 3, 126, 126])") == 2
 
 
 def test_readme_shows_working_code_by_line_20():
