@@ -15,6 +15,7 @@ from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
 from lae_backpack.curvature.sweep import diag_ggn
+from lae_backpack.posterior.autoencoder import AutoEncoder, LaplaceAE
 from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
 
 __all__ = [
@@ -26,6 +27,9 @@ __all__ = [
     # structures for laplace-torch
     "ApproxDiagLaplace",
     "MixedDiagLaplace",
+    # autoencoders
+    "AutoEncoder",
+    "LaplaceAE",
     # curvature without gradients
     "diag_ggn",
     # your own layers

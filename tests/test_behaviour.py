@@ -82,6 +82,20 @@ def test_memory_layout_does_not_matter(compute):
     assert_equal(compute(channels_last, x), true)
 
 
+@pytest.mark.parametrize("limit", [0, 8, None])
+@pytest.mark.parametrize("net", [n for n in NETS if "super" not in n.id], ids=str)
+def test_nothing_is_made_on_another_device(net: Net, limit: int | None):
+    # Without a GPU here: tensors on "meta" do not mix with others either. (Padding by
+    # reflection asks where pixels coincide, which "meta" cannot tell.)
+    model, loss, x, target = net.build()
+    found = diag_ggn(
+        model.to("meta"), loss, x.to("meta"), target.to("meta"), max_dense_dim=limit
+    )
+    for name, param in model.named_parameters():
+        assert found[name].device.type == "meta"
+        assert found[name].shape == param.shape
+
+
 @BOTH
 def test_batch_of_one(compute):
     model, _, x, _ = AUTOENCODER.build()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,8 +69,9 @@ def peak_memory(run: Contender) -> int:
         Bytes, counted from torch's own record of every allocation.
     """
     run()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        run()
+    with _quiet_stderr():
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            run()
     profiler: Any = record.profiler
     events = profiler.kineto_results.events()
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
@@ -77,6 +80,19 @@ def peak_memory(run: Contender) -> int:
         held += change
         peak = max(peak, held)
     return peak
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    # torch's profiler writes lines there from C++ that say nothing.
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:

@@ -157,7 +157,7 @@ class EngineDiagLaplace(DiagLaplace):
         Raises:
             ValueError: If a setting is unknown or does not fit many outputs.
         """
-        _require_one_of("pred_type", pred_type, ("glm", "nn"))
+        require_one_of("pred_type", pred_type, ("glm", "nn"))
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
         classifies = self.likelihood != "regression"
@@ -184,7 +184,7 @@ class EngineDiagLaplace(DiagLaplace):
             mean, variance = predictive.linearised_moments(*draw)
         if not classifies:
             return mean, variance
-        _require_one_of("link_approx", link_approx, ("probit", "mc"))
+        require_one_of("link_approx", link_approx, ("probit", "mc"))
         return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
 
     @override
@@ -196,7 +196,7 @@ class EngineDiagLaplace(DiagLaplace):
         diagonal_output: bool = False,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        _require_one_of("pred_type", pred_type, ("glm", "nn"))
+        require_one_of("pred_type", pred_type, ("glm", "nn"))
         x = x.to(self._device)
         if pred_type == "glm" and self._small_jacobian(x):
             return super().functional_samples(
@@ -287,6 +287,16 @@ class LastLayerMixedDiag(LastLayerApproxDiag):
     _key = ("last_layer", "mixed_diag")
 
 
-def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a choice that there is not.
+
+    Args:
+        name: The argument.
+        value: What was given.
+        allowed: What there is.
+
+    Raises:
+        ValueError: If the value is not allowed.
+    """
     if value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")

@@ -1,0 +1,286 @@
+"""An autoencoder whose weights are Gaussian."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.nn.utils import parameters_to_vector
+from tqdm import tqdm
+from typing_extensions import override
+
+from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
+from lae_backpack.posterior import predictive
+from lae_backpack.posterior.backend import EngineCurvature
+from lae_backpack.posterior.batches import checked_batches
+from lae_backpack.posterior.sampling import Moments, Weights, evaluating, run_with
+from lae_backpack.posterior.structures import EngineDiagLaplace, require_one_of
+
+LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
+
+
+class AutoEncoder(Module):
+    """An encoder and a decoder. Any module with these two attributes works the same."""
+
+    def __init__(self, encoder: Module, decoder: Module) -> None:
+        """Keep both.
+
+        Args:
+            encoder: Maps inputs to codes.
+            decoder: Maps codes to outputs shaped like the inputs.
+        """
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstruct.
+
+        Args:
+            x: A batch.  # [N, *in]
+
+        Returns:
+            The reconstruction.  # [N, *in]
+        """
+        return self.decoder(self.encoder(x))
+
+
+class LaplaceAE(EngineDiagLaplace):
+    """A Laplace approximation of an autoencoder; targets are the inputs.
+
+    ``la.fit(loader)`` fits it post hoc, ``la(x)`` gives mean and variance shaped like
+    ``x``, ``la.latent(x)`` those of the code.
+    """
+
+    _key: ClassVar[tuple[str, str]] = ("all", "lae")
+
+    def __init__(
+        self,
+        model: Module,
+        likelihood: str = "regression",
+        *,
+        hessian_structure: str = "mixed_diag",
+        sigma_noise: float | Literal["residual"] = "residual",
+        backend_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Choose likelihood, curvature and noise.
+
+        Args:
+            model: An ``AutoEncoder``, or any module with ``encoder`` and ``decoder``.
+            likelihood: ``"regression"`` for Gaussian pixels, ``"bernoulli"`` for pixels
+                in [0, 1] and a decoder that gives logits.
+            hessian_structure: ``"approx_diag"`` or ``"mixed_diag"``.
+            sigma_noise: The standard deviation of Gaussian pixels; ``"residual"`` takes
+                the root mean squared error of reconstructions when fitting.
+            backend_kwargs: ``{"max_dense_dim": ...}`` for the mixed diagonal.
+            **kwargs: As for laplace-torch's ``DiagLaplace``.
+
+        Raises:
+            ValueError: If the model is no autoencoder or a choice is unknown.
+        """
+        for part in ("encoder", "decoder"):
+            if not isinstance(getattr(model, part, None), Module):
+                raise ValueError(
+                    f"LaplaceAE needs a model with encoder and decoder, and "
+                    f"{type(model).__name__} has no {part!r}. Wrap both parts: "
+                    "lae_backpack.AutoEncoder(encoder, decoder)."
+                )
+        if likelihood not in ("regression", "bernoulli"):
+            raise ValueError(
+                f"likelihood must be 'regression' or 'bernoulli', got {likelihood!r}."
+            )
+        if hessian_structure not in LIMITS:
+            raise ValueError(
+                f"hessian_structure must be one of {sorted(LIMITS)}, got "
+                f"{hessian_structure!r}."
+            )
+        self.bernoulli = likelihood == "bernoulli"
+        self.noise_from_residuals = sigma_noise == "residual" and not self.bernoulli
+        given = {"max_dense_dim": LIMITS[hessian_structure]} | (backend_kwargs or {})
+        super().__init__(
+            model,
+            "classification" if self.bernoulli else "regression",
+            sigma_noise=1.0 if sigma_noise == "residual" else sigma_noise,
+            backend_kwargs=given,
+            **kwargs,
+        )
+
+    @classmethod
+    @override
+    def allowed_settings(cls) -> set[str]:
+        return {"max_dense_dim"}
+
+    @property
+    @override
+    def backend(self) -> EngineCurvature:
+        backend = super().backend
+        assert isinstance(backend, EngineCurvature)
+        if self.bernoulli:
+            backend.lossfunc = nn.BCEWithLogitsLoss(reduction="sum")
+        return backend
+
+    @override
+    def fit(
+        self,
+        train_loader: Iterable[object],
+        override: bool = True,
+        progress_bar: bool = False,
+    ) -> None:
+        """Fit post hoc, at the model's present weights.
+
+        Args:
+            train_loader: Yields ``x``, ``(x,)`` or ``(x, label)``.
+            override: Start anew; otherwise add to what was fitted before.
+            progress_bar: Show one.
+        """
+        curvature = torch.zeros_like(self.H) if override else self.H.clone()
+        loss = torch.zeros_like(curvature[0]) if override else self.loss
+        count = 0 if override else self.n_data
+        with evaluating(self.model):
+            batches = checked_batches(train_loader, self.model)
+            for x in tqdm(batches, "fit", disable=not progress_bar):
+                loss_batch, diagonal = self.backend.diag(x, x)
+                curvature += diagonal
+                loss = loss + loss_batch
+                count += len(x)
+        self.H, self.loss, self.n_data = curvature, loss, count
+        self.n_outputs = self.backend.n_outputs
+        self.mean = parameters_to_vector(self.params).detach()
+        if self.noise_from_residuals:
+            squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
+            self.sigma_noise = squares.sqrt()
+
+    @override
+    def __call__(
+        self,
+        x: Tensor,
+        pred_type: str = "nn",
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the reconstruction.
+
+        Args:
+            x: A batch.  # [N, *in]
+            pred_type: ``"nn"`` samples networks, ``"glm"`` linearises.
+            n_samples: How many networks.
+            generator: Where randomness comes from.
+            **kwargs: As for the other structures.
+
+        Returns:
+            Mean and variance of pixels, or of their probabilities.  # [N, *in] each
+
+        Raises:
+            ValueError: If the likelihood does not allow it.
+        """
+        require_one_of("pred_type", pred_type, ("nn", "glm"))
+        if pred_type == "nn":
+            return _moments(self._reconstructions(x, n_samples, generator))
+        self._require_fit()
+        if self.bernoulli:
+            raise ValueError(
+                "pred_type='glm' linearises logits, whose variance is not that of the "
+                "pixels. Use pred_type='nn' for likelihood='bernoulli'."
+            )
+        draw = self.model, self.sampler(), x.to(self._device), n_samples, generator
+        with evaluating(self.model):
+            return predictive.linearised_moments(*draw)
+
+    def latent(
+        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the code.
+
+        Args:
+            x: A batch.  # [N, *in]
+            n_samples: How many encoders are sampled.
+            generator: Where randomness comes from.
+
+        Returns:
+            Mean and variance.  # [N, *code] each
+        """
+        return _moments(self._codes(x, n_samples, generator))
+
+    def samples(
+        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Reconstructions by sampled networks.
+
+        Args:
+            x: A batch.  # [N, *in]
+            n_samples: How many networks.
+            generator: Where randomness comes from.
+
+        Returns:
+            Pixels, or their probabilities.  # [S, N, *in]
+        """
+        return torch.stack(list(self._reconstructions(x, n_samples, generator)))
+
+    def latent_samples(
+        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Codes by sampled encoders.
+
+        With equal generators they belong to the same networks as ``samples``.
+
+        Args:
+            x: A batch.  # [N, *in]
+            n_samples: How many networks.
+            generator: Where randomness comes from.
+
+        Returns:
+            The codes.  # [S, N, *code]
+        """
+        return torch.stack(list(self._codes(x, n_samples, generator)))
+
+    @torch.no_grad()
+    def _networks(
+        self, n_samples: int, generator: torch.Generator | None
+    ) -> Iterator[Weights]:
+        self._require_fit()
+        if n_samples < 1:
+            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
+        sampler = self.sampler()
+        for _ in range(n_samples):
+            yield sampler.draw(generator)
+
+    def _reconstructions(
+        self, x: Tensor, n_samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        x = x.to(self._device)
+        with evaluating(self.model), torch.no_grad():
+            for weights in self._networks(n_samples, generator):
+                output = run_with(self.model, weights, x)
+                yield output.sigmoid() if self.bernoulli else output
+
+    def _codes(
+        self, x: Tensor, n_samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        x, prefix = x.to(self._device), "encoder."
+        encoder: Any = self.model.encoder
+        with evaluating(self.model), torch.no_grad():
+            for weights in self._networks(n_samples, generator):
+                own = {
+                    name.removeprefix(prefix): value
+                    for name, value in weights.items()
+                    if name.startswith(prefix)
+                }
+                yield run_with(encoder, own, x)
+
+    def _require_fit(self) -> None:
+        if not self.n_data:
+            raise RuntimeError(
+                "This LaplaceAE is not fitted. Call la.fit(loader) first."
+            )
+
+
+def _moments(stream: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
+    moments = Moments()
+    for value in stream:
+        moments.add(value)
+    return moments.mean, moments.variance

@@ -1,0 +1,178 @@
+"""LaplaceAE fitted post hoc."""
+
+import pytest
+import torch
+from laplace import Laplace
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lae_backpack import AutoEncoder, LaplaceAE, diag_ggn
+
+
+def model() -> AutoEncoder:
+    torch.manual_seed(5)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 2))
+    decoder = nn.Sequential(
+        nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 12), nn.Unflatten(1, (1, 4, 3))
+    )
+    return AutoEncoder(encoder, decoder)
+
+
+def images(n: int = 10) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(n, 1, 4, 3, generator=generator, dtype=torch.float64)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+LOADERS = {
+    "x": lambda x: list(x.split(4)),
+    "(x,)": lambda x: DataLoader(TensorDataset(x), 4),
+    "(x, label)": lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), 4),
+    "without length": lambda x: iter(x.split(4)),
+}
+
+
+@pytest.mark.parametrize("form", LOADERS)
+def test_every_form_of_batch_gives_the_same_fit(form: str):
+    x, net = images(), model()
+    la = LaplaceAE(net, hessian_structure="approx_diag")
+    la.fit(LOADERS[form](x))
+    found = diag_ggn(net, nn.MSELoss(reduction="sum"), x, x)
+    true = 0.5 * torch.cat([v.flatten() for v in found.values()])
+    torch.testing.assert_close(la.H, true)
+    assert (la.n_data, la.n_outputs) == (10, 12)
+    rmse = (net(x) - x).square().mean().sqrt()
+    torch.testing.assert_close(la.sigma_noise, rmse.detach())
+
+
+def test_it_is_the_structure_it_says_with_targets_equal_to_inputs():
+    x = images()
+    ours = LaplaceAE(model(), hessian_structure="mixed_diag", sigma_noise=0.5)
+    ours.fit(x.split(4))
+    theirs = Laplace(model(), "regression", "all", "mixed_diag", sigma_noise=0.5)
+    theirs.fit(DataLoader(TensorDataset(x, x), 4))
+    torch.testing.assert_close(ours.H, theirs.H)
+    evidence = [la.log_marginal_likelihood() for la in (ours, theirs)]
+    torch.testing.assert_close(*evidence)
+    ours.fit(x.split(4), override=False)
+    torch.testing.assert_close(ours.H, 2 * theirs.H)
+
+
+def test_predictions_have_the_shapes_of_inputs_and_codes():
+    x = images()
+    la = LaplaceAE(model())
+    la.fit(x.split(4))
+    mean, variance = la(x, n_samples=8, generator=seeded())
+    samples = la.samples(x, 8, seeded())
+    assert mean.shape == variance.shape == x.shape
+    torch.testing.assert_close(mean, samples.mean(0))
+    torch.testing.assert_close(variance, samples.var(0))
+    codes = la.latent_samples(x, 8, seeded())
+    code, spread = la.latent(x, 8, seeded())
+    assert codes.shape == (8, 10, 2)
+    torch.testing.assert_close(code, codes.mean(0))
+    torch.testing.assert_close(spread, codes.var(0))
+    linear_mean, linear_variance = la(x, pred_type="glm", n_samples=8)
+    torch.testing.assert_close(linear_mean, la.model(x).detach())
+    assert linear_variance.shape == x.shape
+
+
+def test_a_sampled_encoder_belongs_to_its_decoder():
+    x = images()
+    la = LaplaceAE(model())
+    la.fit(x.split(4))
+    codes, outputs = la.latent_samples(x, 3, seeded()), la.samples(x, 3, seeded())
+    sampler, generator = la.sampler(), seeded()
+    for code, output in zip(codes, outputs, strict=True):
+        weights = sampler.draw(generator)
+        decoder = {
+            n.removeprefix("decoder."): w for n, w in weights.items() if "decoder" in n
+        }
+        decoded = torch.func.functional_call(la.model.decoder, decoder, (code,))
+        torch.testing.assert_close(decoded, output)
+
+
+def test_bernoulli_pixels():
+    x, net = images(), model()
+    la = LaplaceAE(net, "bernoulli")
+    la.fit(x.split(4))
+    loss = nn.BCEWithLogitsLoss(reduction="sum")
+    found = diag_ggn(net, loss, x, x, max_dense_dim=128)
+    torch.testing.assert_close(la.H, torch.cat([v.flatten() for v in found.values()]))
+    torch.testing.assert_close(la.log_likelihood, -loss(net(x), x).detach())
+    mean, variance = la(x, n_samples=20)
+    assert (mean > 0).all() and (mean < 1).all() and (variance <= 0.25).all()
+    with pytest.raises(ValueError, match="Use pred_type='nn'"):
+        la(x, pred_type="glm")
+
+
+def test_the_model_is_as_it_was():
+    net = model().train()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    la = LaplaceAE(net)
+    la.fit(images().split(4))
+    la(images(), n_samples=2)
+    la.latent(images(), n_samples=2)
+    assert all(m.training for m in net.modules())
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_prior_can_be_tuned_and_state_goes_round():
+    la = LaplaceAE(model())
+    la.fit(images().split(4))
+    la.optimize_prior_precision(n_steps=5)
+    assert la.prior_precision.item() != 1.0
+    other = LaplaceAE(model())
+    other.load_state_dict(la.state_dict())
+    pair = [m(images(), n_samples=3, generator=seeded())[1] for m in (la, other)]
+    torch.testing.assert_close(*pair)
+
+
+class Stateful:
+    """Remembers what a failed call must not change."""
+
+    def __init__(self, la: LaplaceAE):
+        self.la, self.H, self.n_data = la, la.H.clone(), la.n_data
+
+    def is_unchanged(self) -> bool:
+        return torch.equal(self.la.H, self.H) and self.la.n_data == self.n_data
+
+
+@pytest.mark.parametrize(
+    "batches, error, words",
+    [
+        ([], ValueError, "yields no batch"),
+        ([images().float()], TypeError, "has dtype torch.float32"),
+        ([images(), images() * float("nan")], ValueError, "Batch 2 .* not finite"),
+        ([{"image": images()}], TypeError, r"x, \(x,\) or \(x, label\)"),
+        ([images()[:, :, :3]], RuntimeError, "shapes"),
+    ],
+)
+def test_bad_batches_are_refused_and_change_nothing(batches, error, words):
+    la = LaplaceAE(model())
+    la.fit(images().split(4))
+    before = Stateful(la)
+    with pytest.raises(error, match=words):
+        la.fit(batches)
+    assert before.is_unchanged()
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ValueError, match="Sequential has no 'encoder'"):
+        LaplaceAE(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="'regression' or 'bernoulli', got 'poisson'"):
+        LaplaceAE(model(), "poisson")
+    with pytest.raises(ValueError, match="hessian_structure must be one of"):
+        LaplaceAE(model(), hessian_structure="kron")
+    la = LaplaceAE(model())
+    for call in (la, la.latent, la.samples, la.latent_samples):
+        with pytest.raises(RuntimeError, match="not fitted"):
+            call(images())
+    la.fit(images().split(4))
+    with pytest.raises(ValueError, match="pred_type must be one of"):
+        la(images(), pred_type="gp")
+    with pytest.raises(ValueError, match="n_samples must be at least 1"):
+        la(images(), n_samples=0)
