@@ -226,7 +226,7 @@ def test_state_dict_goes_round(tmp_path):
     la.fit(loader(*IMAGES))
     torch.save(la.state_dict(), tmp_path / "la.pt")
     other = Laplace(image_net(), "regression", "all", "mixed_diag")
-    other.load_state_dict(torch.load(tmp_path / "la.pt"))
+    other.load_state_dict(torch.load(tmp_path / "la.pt", weights_only=True))
     seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
     draws = [m.sample(2, g) for m, g in zip((la, other), seeds, strict=True)]
     assert torch.equal(*draws)
