@@ -15,7 +15,10 @@ from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
 from lae_backpack.curvature.sweep import diag_ggn
-from lae_backpack.posterior.autoencoder import AutoEncoder, LaplaceAE
+from lae_backpack.posterior import last_layer as _  # noqa: F401  explains itself
+from lae_backpack.posterior.autoencoder import LaplaceAE
+from lae_backpack.posterior.encoder_decoder import AutoEncoder
+from lae_backpack.posterior.online import OnlineSettings
 from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     # autoencoders
     "AutoEncoder",
     "LaplaceAE",
+    "OnlineSettings",
     # curvature without gradients
     "diag_ggn",
     # your own layers

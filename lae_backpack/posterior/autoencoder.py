@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,36 +16,18 @@ from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import predictive
 from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.batches import checked_batches
-from lae_backpack.posterior.sampling import Moments, Weights, evaluating, run_with
-from lae_backpack.posterior.structures import EngineDiagLaplace, require_one_of
+from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
+from lae_backpack.posterior.online import History, OnlineSettings, train
+from lae_backpack.posterior.sampling import (
+    Weights,
+    evaluating,
+    moments_of,
+    run_with,
+)
+from lae_backpack.posterior.structures import EngineDiagLaplace
 
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
-
-
-class AutoEncoder(Module):
-    """An encoder and a decoder. Any module with these two attributes works the same."""
-
-    def __init__(self, encoder: Module, decoder: Module) -> None:
-        """Keep both.
-
-        Args:
-            encoder: Maps inputs to codes.
-            decoder: Maps codes to outputs shaped like the inputs.
-        """
-        super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Reconstruct.
-
-        Args:
-            x: A batch.  # [N, *in]
-
-        Returns:
-            The reconstruction.  # [N, *in]
-        """
-        return self.decoder(self.encoder(x))
 
 
 class LaplaceAE(EngineDiagLaplace):
@@ -78,26 +60,10 @@ class LaplaceAE(EngineDiagLaplace):
                 the root mean squared error of reconstructions when fitting.
             backend_kwargs: ``{"max_dense_dim": ...}`` for the mixed diagonal.
             **kwargs: As for laplace-torch's ``DiagLaplace``.
-
-        Raises:
-            ValueError: If the model is no autoencoder or a choice is unknown.
         """
-        for part in ("encoder", "decoder"):
-            if not isinstance(getattr(model, part, None), Module):
-                raise ValueError(
-                    f"LaplaceAE needs a model with encoder and decoder, and "
-                    f"{type(model).__name__} has no {part!r}. Wrap both parts: "
-                    "lae_backpack.AutoEncoder(encoder, decoder)."
-                )
-        if likelihood not in ("regression", "bernoulli"):
-            raise ValueError(
-                f"likelihood must be 'regression' or 'bernoulli', got {likelihood!r}."
-            )
-        if hessian_structure not in LIMITS:
-            raise ValueError(
-                f"hessian_structure must be one of {sorted(LIMITS)}, got "
-                f"{hessian_structure!r}."
-            )
+        require_encoder_and_decoder(model)
+        require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
+        require_one_of("hessian_structure", hessian_structure, tuple(LIMITS))
         self.bernoulli = likelihood == "bernoulli"
         self.noise_from_residuals = sigma_noise == "residual" and not self.bernoulli
         given = {"max_dense_dim": LIMITS[hessian_structure]} | (backend_kwargs or {})
@@ -154,6 +120,61 @@ class LaplaceAE(EngineDiagLaplace):
             squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
             self.sigma_noise = squares.sqrt()
 
+    def fit_online(
+        self,
+        loader: Iterable[object],
+        n_epochs: int = 10,
+        *,
+        settings: OnlineSettings | None = None,
+        lr: float = 1e-3,
+        optimizer: torch.optim.Optimizer | None = None,
+        generator: torch.Generator | None = None,
+        progress_bar: bool = True,
+        callbacks: Iterable[Callable[[LaplaceAE, History], None]] = (),
+    ) -> History:
+        """Train the mean and the precision together, by Monte-Carlo EM.
+
+        The noise is taken as 1, as in the paper, unless ``sigma_noise`` was given.
+
+        Args:
+            loader: Yields ``x``, ``(x,)`` or ``(x, label)``; needs ``loader.dataset``.
+            n_epochs: How many epochs.
+            settings: How the precision follows the data.
+            lr: The learning rate of Adam, if no optimiser is given.
+            optimizer: An optimiser of the model's parameters.
+            generator: Where randomness comes from.
+            progress_bar: Show one.
+            callbacks: Called with this object and the history after each epoch.
+
+        Returns:
+            The history.
+
+        Raises:
+            TypeError: If the loader does not tell how much data it has.
+        """
+        dataset = getattr(loader, "dataset", None)
+        if dataset is None:
+            raise TypeError(
+                f"fit_online must know how much data there is, and "
+                f"{type(loader).__name__} has no dataset. Use a DataLoader."
+            )
+        n_data = len(dataset)
+        optimizer = optimizer or torch.optim.Adam(self.params, lr)
+        history = train(
+            self,
+            loader,
+            n_data,
+            n_epochs,
+            settings or OnlineSettings(),
+            optimizer,
+            generator,
+            progress_bar,
+            callbacks,
+        )
+        self.mean = parameters_to_vector(self.params).detach()
+        self.n_data, self.n_outputs = n_data, self.backend.n_outputs
+        return history
+
     @override
     def __call__(
         self,
@@ -180,7 +201,7 @@ class LaplaceAE(EngineDiagLaplace):
         """
         require_one_of("pred_type", pred_type, ("nn", "glm"))
         if pred_type == "nn":
-            return _moments(self._reconstructions(x, n_samples, generator))
+            return moments_of(self._reconstructions(x, n_samples, generator))
         self._require_fit()
         if self.bernoulli:
             raise ValueError(
@@ -204,7 +225,7 @@ class LaplaceAE(EngineDiagLaplace):
         Returns:
             Mean and variance.  # [N, *code] each
         """
-        return _moments(self._codes(x, n_samples, generator))
+        return moments_of(self._codes(x, n_samples, generator))
 
     def samples(
         self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
@@ -277,10 +298,3 @@ class LaplaceAE(EngineDiagLaplace):
             raise RuntimeError(
                 "This LaplaceAE is not fitted. Call la.fit(loader) first."
             )
-
-
-def _moments(stream: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
-    moments = Moments()
-    for value in stream:
-        moments.add(value)
-    return moments.mean, moments.variance

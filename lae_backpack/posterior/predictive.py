@@ -10,9 +10,9 @@ from torch.func import functional_call, jvp
 from torch.nn import Module
 
 from lae_backpack.posterior.sampling import (
-    Moments,
     Weights,
     WeightSampler,
+    moments_of,
     run_with,
     without_hooks,
 )
@@ -92,10 +92,7 @@ def sampled_moments(
     Returns:
         Mean and unbiased variance.  # [N, *out] each
     """
-    moments = Moments()
-    for output in sampled(model, sampler, x, n_samples, generator):
-        moments.add(output)
-    return moments.mean, moments.variance
+    return moments_of(sampled(model, sampler, x, n_samples, generator))
 
 
 @torch.no_grad()
@@ -135,7 +132,4 @@ def mean_probabilities(outputs: Iterator[Tensor]) -> Tensor:
     Returns:
         Probabilities.  # [N, C, ...]
     """
-    moments = Moments()
-    for logits in outputs:
-        moments.add(logits.softmax(1))
-    return moments.mean
+    return moments_of(logits.softmax(1) for logits in outputs)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -152,3 +152,18 @@ class Moments:
         """The unbiased variance so far; zero after one tensor."""
         assert self._squares is not None, "nothing was added"
         return self._squares / max(1, self.count - 1)
+
+
+def moments_of(stream: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a stream, in memory that does not grow with it.
+
+    Args:
+        stream: Tensors of one shape.
+
+    Returns:
+        Mean and unbiased variance.
+    """
+    moments = Moments()
+    for value in stream:
+        moments.add(value)
+    return moments.mean, moments.variance

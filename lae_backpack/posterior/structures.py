@@ -15,6 +15,7 @@ from typing_extensions import override
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import predictive
 from lae_backpack.posterior.backend import EngineCurvature
+from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.sampling import WeightSampler, evaluating
 
@@ -252,51 +253,3 @@ class MixedDiagLaplace(EngineDiagLaplace):
     @override
     def allowed_settings(cls) -> set[str]:
         return {"max_dense_dim"}
-
-
-class LastLayerApproxDiag(DiagLaplace):
-    """Explains itself: laplace-torch's default ``subset_of_weights`` is the last layer.
-
-    One linear layer has nothing to approximate, and its exact diagonal is
-    laplace-torch's own ``"diag"``.
-    """
-
-    _key = ("last_layer", "approx_diag")
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Refuse.
-
-        Args:
-            *_: Anything.
-            **__: Anything.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"hessian_structure={self._key[1]!r} is for all weights, got "
-            "subset_of_weights='last_layer' (laplace-torch's default). Pass "
-            "subset_of_weights='all', or hessian_structure='diag' for the last layer, "
-            "where nothing needs approximating."
-        )
-
-
-class LastLayerMixedDiag(LastLayerApproxDiag):
-    """As ``LastLayerApproxDiag``."""
-
-    _key = ("last_layer", "mixed_diag")
-
-
-def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a choice that there is not.
-
-    Args:
-        name: The argument.
-        value: What was given.
-        allowed: What there is.
-
-    Raises:
-        ValueError: If the value is not allowed.
-    """
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
