@@ -27,7 +27,7 @@ def test_readme_code_runs(capsys):
     before = dict(registry._RULES)
     torch.set_default_dtype(torch.float32)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     namespace: dict[str, object] = {"__name__": "readme"}
     try:
         for block in blocks:
@@ -35,6 +35,8 @@ def test_readme_code_runs(capsys):
     finally:
         registry._RULES.clear()
         registry._RULES.update(before)
+    assert namespace["variance"].shape == (32, 1, 8, 8)
+    assert namespace["code_variance"].shape == (32, 2)
     printed = capsys.readouterr().out
     assert "torch.Size([8, 3, 3, 3])" in printed
     assert "'2.weight': (3, 8, 1, 1)" in printed
