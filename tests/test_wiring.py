@@ -326,6 +326,16 @@ def test_a_reused_identity_is_harmless(compute):
     torch.testing.assert_close(list(found.values()), list(true.values()))
 
 
+@BOTH
+def test_a_module_reused_on_an_input_that_requires_a_gradient(compute):
+    tanh = nn.Tanh()
+    model = nn.Sequential(tanh, Linear(3, 3), tanh, Linear(3, 2))
+    plain = nn.Sequential(nn.Tanh(), model[1], nn.Tanh(), model[3])
+    x = torch.randn(4, 3).requires_grad_()
+    true = compute(copy.deepcopy(plain), x.detach())
+    assert_equal(compute(copy.deepcopy(model), x), true)
+
+
 # Losses -------------------------------------------------------------------------------
 
 

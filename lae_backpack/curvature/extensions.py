@@ -47,6 +47,7 @@ class BackwardPass:
     Attributes:
         task: Torch's number of the backward pass.
         modules: The modules of the model.
+        idle: What no trainable parameter is behind, and no stored call.
         arrived: M at each tensor, by the graph node that made the tensor.
         derivatives: Those of random layers, as drawn in the forward pass.
         done: The ids of parameters that have got a result.
@@ -54,6 +55,7 @@ class BackwardPass:
 
     task: int
     modules: list[Module] = field(default_factory=list)
+    idle: set[graph.Origin] = field(default_factory=set)
     arrived: dict[graph.Origin, Diag | Dense] = field(default_factory=dict)
     derivatives: dict[Module, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
@@ -146,8 +148,10 @@ class ByRule(ModuleExtension):
             return
         state = extension.current_pass()
         if isinstance(rule, DiagRule):
-            if "output" in vars(module) or not rule.hands_on(module):
-                self._pass_layer(extension, state, rule, stored_call(module))
+            used_up = "output" not in vars(module)
+            if used_up and (state.idle or rule.hands_on(module)):
+                return  # an earlier call, before anything trainable or without effect
+            self._pass_layer(extension, state, rule, stored_call(module))
         else:
             self._start(extension, state, stored_call(module))
 
@@ -162,6 +166,7 @@ class ByRule(ModuleExtension):
         state.modules += [m for several in makers.values() for m in several]
         extension.remove_results(state)
         check_model(call.x, makers)
+        state.idle |= graph.made_by_modules(call.x) - makers.keys()
         state.derivatives |= drawn_derivatives(makers)
         # Never the target, even if it requires a gradient.
         ByRule._hand_on(state, [call.x], [seed(rule, call, extension.policy)])
@@ -201,7 +206,8 @@ class ByRule(ModuleExtension):
     ) -> None:
         for x, quantity in zip(inputs, quantities, strict=True):
             origin = graph.origin(x)
-            if origin is not None:  # the net's own input wants nothing
+            # The net's own input, and what is made of it alone, want nothing.
+            if origin is not None and origin not in state.idle:
                 add_to(state.arrived, origin, quantity)
 
 
