@@ -162,11 +162,12 @@ class ByRule(ModuleExtension):
         rule = checked_rule(call.module, call.inputs, place)
         assert isinstance(rule, LossRule)
         check_output(call, place)
-        makers = find_makers(call.x)
+        made = graph.made_by_modules(call.x)
+        makers = find_makers(made)
         state.modules += [m for several in makers.values() for m in several]
         extension.remove_results(state)
-        check_model(call.x, makers)
-        state.idle |= graph.made_by_modules(call.x) - makers.keys()
+        check_model(call.x, made, makers)
+        state.idle |= made - makers.keys()
         state.derivatives |= drawn_derivatives(makers)
         # Never the target, even if it requires a gradient.
         ByRule._hand_on(state, [call.x], [seed(rule, call, extension.policy)])

@@ -37,16 +37,15 @@ Makers = dict[graph.Origin, list[Module]]
 _remembered: WeakSet[Module] = WeakSet()
 
 
-def find_makers(output: Tensor) -> Makers:
-    """Which modules made what, in the forward pass that led to an output.
+def find_makers(made: set[graph.Origin]) -> Makers:
+    """Which modules made what.
 
     Args:
-        output: The model's output.
+        made: What modules handed to each other in a forward pass.
 
     Returns:
         The modules by what they made; several if some hand on what they get.
     """
-    made = graph.made_by_modules(output)
     makers = _makers_among(_remembered, made)
     if any(o not in makers and graph.parameters_behind(o) for o in made):
         living = (o for o in gc.get_objects() if issubclass(type(o), Module))
@@ -66,11 +65,12 @@ def _makers_among(candidates: Iterable[Module], made: set[graph.Origin]) -> Make
     return makers
 
 
-def check_model(output: Tensor, makers: Makers) -> None:
+def check_model(output: Tensor, made: set[graph.Origin], makers: Makers) -> None:
     """Refuse a model that some step of the pass could not handle.
 
     Args:
         output: The model's output.
+        made: What modules handed to each other.
         makers: What ``find_makers`` found.
 
     Raises:
@@ -79,7 +79,6 @@ def check_model(output: Tensor, makers: Makers) -> None:
     """
     for module in {m for several in makers.values() for m in several}:
         _check_module(module)
-    made = graph.made_by_modules(output)
     _check_parameters(made, makers)
     for origin in made:
         if origin in makers:
