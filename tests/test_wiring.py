@@ -465,3 +465,9 @@ def test_converted_models_work():
         loss(converted(x), torch.zeros(4, 3)).backward()
     found = results(converted, "diag_ggn_mixed")
     assert_equal(dict(sorted(found.items())), dict(sorted(true.items())))
+
+
+def test_parametrized_weights_are_named_as_such():
+    layer = nn.utils.parametrizations.weight_norm(Linear(3, 2))
+    with pytest.raises(UnsupportedLayerError, match="weights are parametrized"):
+        alone(nn.Sequential(layer), torch.randn(4, 3))

@@ -22,7 +22,6 @@ from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 8
-# Small first: what ran before changes how much memory malloc keeps for the next.
 STACKS = [(3, 32), (32, 64), (3, 128), (3, 256)]
 
 
