@@ -18,7 +18,7 @@ from lae_backpack.curvature.sweep import diag_ggn
 from lae_backpack.posterior import last_layer as _  # noqa: F401  explains itself
 from lae_backpack.posterior.autoencoder import LaplaceAE
 from lae_backpack.posterior.encoder_decoder import AutoEncoder
-from lae_backpack.posterior.online import OnlineSettings
+from lae_backpack.posterior.online.settings import OnlineSettings
 from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
 
 __all__ = [

@@ -77,8 +77,9 @@ def sweep(
     target: Tensor,
     policy: DensePolicy,
     per_sample: bool,
+    gradient_scale: float | None = None,
 ) -> Sweep:
-    """As ``diag_ggn``, for who needs the model's output, too.
+    """As ``diag_ggn``, for who needs the model's output or gradients, too.
 
     Args:
         model: The model.
@@ -87,6 +88,8 @@ def sweep(
         target: The target.
         policy: Where M is kept dense.
         per_sample: Keep the samples apart.
+        gradient_scale: If given, the same forward pass also adds the gradients of this
+            many losses to the parameters' ``grad``.
 
     Returns:
         Output and curvature.
@@ -100,15 +103,20 @@ def sweep(
             "nn.BCEWithLogitsLoss() or nn.CrossEntropyLoss()."
         )
     keep_freed_memory()
-    with Recorder(model) as recorder:
+    wants_gradients = gradient_scale is not None
+    with Recorder(model) as recorder, torch.set_grad_enabled(wants_gradients):
         output = model(x)
     recorder.require_known(output)
     names = recorder.parameter_names()
     _require_rules_for_all_parameters(model, x, set(names))
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
-    loss_call = Call(loss, (output, target), loss.forward(output, target))
+    with torch.set_grad_enabled(wants_gradients):
+        loss_call = Call(loss, (output, target), loss.forward(output, target))
     check_output(loss_call, lambda: "loss")
+    if wants_gradients:
+        scale = torch.full_like(loss_call.output, gradient_scale)
+        torch.autograd.backward(loss_call.output, scale)
 
     results: dict[str, Tensor] = {}
     arrived: dict[int, Diag | Dense] = {}
@@ -130,7 +138,7 @@ def sweep(
             add_to(arrived, key, quantity)
         recorder.forget(record)
     in_order = {name: results[name] for name in names.values() if name in results}
-    return Sweep(output, loss_call.output, in_order)
+    return Sweep(output.detach(), loss_call.output.detach(), in_order)
 
 
 def _require_rules_for_all_parameters(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +18,7 @@ from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.batches import checked_batches
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
-from lae_backpack.posterior.online import History, OnlineSettings, train
+from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.sampling import (
     Weights,
     evaluating,
@@ -30,7 +30,7 @@ from lae_backpack.posterior.structures import EngineDiagLaplace
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
 
 
-class LaplaceAE(EngineDiagLaplace):
+class LaplaceAE(OnlineTraining, EngineDiagLaplace):
     """A Laplace approximation of an autoencoder; targets are the inputs.
 
     ``la.fit(loader)`` fits it post hoc, ``la(x)`` gives mean and variance shaped like
@@ -45,7 +45,7 @@ class LaplaceAE(EngineDiagLaplace):
         likelihood: str = "regression",
         *,
         hessian_structure: str = "mixed_diag",
-        sigma_noise: float | Literal["residual"] = "residual",
+        sigma_noise: float | Literal["residual", "learned"] = "residual",
         backend_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -57,7 +57,9 @@ class LaplaceAE(EngineDiagLaplace):
                 in [0, 1] and a decoder that gives logits.
             hessian_structure: ``"approx_diag"`` or ``"mixed_diag"``.
             sigma_noise: The standard deviation of Gaussian pixels; ``"residual"`` takes
-                the root mean squared error of reconstructions when fitting.
+                the root mean squared error of reconstructions when fitting post hoc;
+                ``"learned"`` maximises the evidence post hoc, and follows the error of
+                sampled networks online.
             backend_kwargs: ``{"max_dense_dim": ...}`` for the mixed diagonal.
             **kwargs: As for laplace-torch's ``DiagLaplace``.
         """
@@ -65,12 +67,15 @@ class LaplaceAE(EngineDiagLaplace):
         require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
         require_one_of("hessian_structure", hessian_structure, tuple(LIMITS))
         self.bernoulli = likelihood == "bernoulli"
+        if isinstance(sigma_noise, str):
+            require_one_of("sigma_noise", sigma_noise, ("residual", "learned"))
         self.noise_from_residuals = sigma_noise == "residual" and not self.bernoulli
+        self.learns_noise = sigma_noise == "learned" and not self.bernoulli
         given = {"max_dense_dim": LIMITS[hessian_structure]} | (backend_kwargs or {})
         super().__init__(
             model,
             "classification" if self.bernoulli else "regression",
-            sigma_noise=1.0 if sigma_noise == "residual" else sigma_noise,
+            sigma_noise=1.0 if isinstance(sigma_noise, str) else sigma_noise,
             backend_kwargs=given,
             **kwargs,
         )
@@ -116,64 +121,19 @@ class LaplaceAE(EngineDiagLaplace):
         self.H, self.loss, self.n_data = curvature, loss, count
         self.n_outputs = self.backend.n_outputs
         self.mean = parameters_to_vector(self.params).detach()
-        if self.noise_from_residuals:
+        if self.noise_from_residuals or self.learns_noise:
             squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
             self.sigma_noise = squares.sqrt()
+        if self.learns_noise:
+            self._learn_noise()
 
-    def fit_online(
-        self,
-        loader: Iterable[object],
-        n_epochs: int = 10,
-        *,
-        settings: OnlineSettings | None = None,
-        lr: float = 1e-3,
-        optimizer: torch.optim.Optimizer | None = None,
-        generator: torch.Generator | None = None,
-        progress_bar: bool = True,
-        callbacks: Iterable[Callable[[LaplaceAE, History], None]] = (),
-    ) -> History:
-        """Train the mean and the precision together, by Monte-Carlo EM.
-
-        The noise is taken as 1, as in the paper, unless ``sigma_noise`` was given.
-
-        Args:
-            loader: Yields ``x``, ``(x,)`` or ``(x, label)``; needs ``loader.dataset``.
-            n_epochs: How many epochs.
-            settings: How the precision follows the data.
-            lr: The learning rate of Adam, if no optimiser is given.
-            optimizer: An optimiser of the model's parameters.
-            generator: Where randomness comes from.
-            progress_bar: Show one.
-            callbacks: Called with this object and the history after each epoch.
-
-        Returns:
-            The history.
-
-        Raises:
-            TypeError: If the loader does not tell how much data it has.
-        """
-        dataset = getattr(loader, "dataset", None)
-        if dataset is None:
-            raise TypeError(
-                f"fit_online must know how much data there is, and "
-                f"{type(loader).__name__} has no dataset. Use a DataLoader."
-            )
-        n_data = len(dataset)
-        optimizer = optimizer or torch.optim.Adam(self.params, lr)
-        history = train(
-            self,
-            loader,
-            n_data,
-            n_epochs,
-            settings or OnlineSettings(),
-            optimizer,
-            generator,
-            progress_bar,
-            callbacks,
-        )
-        self.mean = parameters_to_vector(self.params).detach()
-        self.n_data, self.n_outputs = n_data, self.backend.n_outputs
-        return history
+    def _learn_noise(self, n_updates: int = 20) -> None:
+        """MacKay's updates: the error is shared by the data the weights do not fit."""
+        squared_error = 2 * self.loss
+        for _ in range(n_updates):
+            explained = self._H_factor * self.H / self.posterior_precision
+            free = self.n_data * self.n_outputs - explained.sum()
+            self.sigma_noise = (squared_error / free).sqrt()
 
     @override
     def __call__(

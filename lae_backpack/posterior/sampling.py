@@ -42,14 +42,36 @@ def without_hooks(model: Module) -> Module:
     Returns:
         The model itself, or a copy without hooks that shares nothing with it.
     """
-    if not any(getattr(m, "_backpack_extend", False) for m in model.modules()):
+    if not _is_extended(model):
         return model
-    copied = copy.deepcopy(model)
-    for module in copied.modules():
-        module._forward_hooks.clear()
-        module._backward_hooks.clear()
-        module.__dict__.pop("_backpack_extend", None)
+    return bare_copy(model)
+
+
+def bare_copy(model: Module, shared: Iterable[Tensor] = ()) -> Module:
+    """Copy a model without what BackPACK may have hung on it.
+
+    Args:
+        model: The model.
+        shared: Tensors that the copy shall share with it.
+
+    Returns:
+        The copy.
+    """
+    # BackPACK keeps activations on the modules, which deepcopy refuses.
+    kept = (t for m in model.modules() for t in vars(m).values())
+    activations = (t for t in kept if isinstance(t, Tensor) and not t.is_leaf)
+    memo = {id(tensor): tensor for tensor in (*shared, *activations)}
+    copied = copy.deepcopy(model, memo)
+    if _is_extended(model):
+        for module in copied.modules():
+            module._forward_hooks.clear()
+            module._backward_hooks.clear()
+            module.__dict__.pop("_backpack_extend", None)
     return copied
+
+
+def _is_extended(model: Module) -> bool:
+    return any(getattr(m, "_backpack_extend", False) for m in model.modules())
 
 
 class WeightSampler:
