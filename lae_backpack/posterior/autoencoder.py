@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,16 +15,17 @@ from typing_extensions import override
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import predictive
 from lae_backpack.posterior.backend import EngineCurvature
-from lae_backpack.posterior.batches import checked_batches
+from lae_backpack.posterior.batches import (
+    checked_batches,
+    checked_images,
+    require_reconstruction,
+    require_sized,
+)
 from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.chunks import chunks_of
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online import History, OnlineSettings, train
-from lae_backpack.posterior.sampling import (
-    Weights,
-    evaluating,
-    moments_of,
-    run_with,
-)
+from lae_backpack.posterior.sampling import Weights, evaluating, run_with
 from lae_backpack.posterior.structures import EngineDiagLaplace
 
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
@@ -118,7 +119,8 @@ class LaplaceAE(EngineDiagLaplace):
         self.mean = parameters_to_vector(self.params).detach()
         if self.noise_from_residuals:
             squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
-            self.sigma_noise = squares.sqrt()
+            least = torch.finfo(squares.dtype).eps  # a perfect fit is no reason to fail
+            self.sigma_noise = squares.sqrt().clamp_min(least)
 
     def fit_online(
         self,
@@ -148,17 +150,8 @@ class LaplaceAE(EngineDiagLaplace):
 
         Returns:
             The history.
-
-        Raises:
-            TypeError: If the loader does not tell how much data it has.
         """
-        dataset = getattr(loader, "dataset", None)
-        if dataset is None:
-            raise TypeError(
-                f"fit_online must know how much data there is, and "
-                f"{type(loader).__name__} has no dataset. Use a DataLoader."
-            )
-        n_data = len(dataset)
+        n_data = require_sized(loader)
         optimizer = optimizer or torch.optim.Adam(self.params, lr)
         history = train(
             self,
@@ -182,6 +175,7 @@ class LaplaceAE(EngineDiagLaplace):
         pred_type: str = "nn",
         n_samples: int = 100,
         generator: torch.Generator | None = None,
+        chunk_size: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the reconstruction.
@@ -191,6 +185,7 @@ class LaplaceAE(EngineDiagLaplace):
             pred_type: ``"nn"`` samples networks, ``"glm"`` linearises.
             n_samples: How many networks.
             generator: Where randomness comes from.
+            chunk_size: Images that go through the net at once; ``None`` chooses.
             **kwargs: As for the other structures.
 
         Returns:
@@ -200,20 +195,23 @@ class LaplaceAE(EngineDiagLaplace):
             ValueError: If the likelihood does not allow it.
         """
         require_one_of("pred_type", pred_type, ("nn", "glm"))
-        if pred_type == "nn":
-            return moments_of(self._reconstructions(x, n_samples, generator))
-        self._require_fit()
-        if self.bernoulli:
+        if self.bernoulli and pred_type == "glm":
             raise ValueError(
                 "pred_type='glm' linearises logits, whose variance is not that of the "
                 "pixels. Use pred_type='nn' for likelihood='bernoulli'."
             )
-        draw = self.model, self.sampler(), x.to(self._device), n_samples, generator
+        draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
         with evaluating(self.model):
-            return predictive.linearised_moments(*draw)
+            if pred_type == "nn":
+                return predictive.sampled_moments(self._reconstruct, *draw)
+            return predictive.linearised_moments(self.model, *draw)
 
     def latent(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        chunk_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the code.
 
@@ -221,14 +219,21 @@ class LaplaceAE(EngineDiagLaplace):
             x: A batch.  # [N, *in]
             n_samples: How many encoders are sampled.
             generator: Where randomness comes from.
+            chunk_size: As for ``la(x)``.
 
         Returns:
             Mean and variance.  # [N, *code] each
         """
-        return moments_of(self._codes(x, n_samples, generator))
+        draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
+        with evaluating(self.model):
+            return predictive.sampled_moments(self._encode, *draw)
 
     def samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        chunk_size: int | None = None,
     ) -> Tensor:
         """Reconstructions by sampled networks.
 
@@ -236,14 +241,21 @@ class LaplaceAE(EngineDiagLaplace):
             x: A batch.  # [N, *in]
             n_samples: How many networks.
             generator: Where randomness comes from.
+            chunk_size: As for ``la(x)``.
 
         Returns:
             Pixels, or their probabilities.  # [S, N, *in]
         """
-        return torch.stack(list(self._reconstructions(x, n_samples, generator)))
+        draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
+        with evaluating(self.model):
+            return predictive.samples(self._reconstruct, *draw)
 
     def latent_samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        chunk_size: int | None = None,
     ) -> Tensor:
         """Codes by sampled encoders.
 
@@ -253,48 +265,35 @@ class LaplaceAE(EngineDiagLaplace):
             x: A batch.  # [N, *in]
             n_samples: How many networks.
             generator: Where randomness comes from.
+            chunk_size: As for ``la(x)``.
 
         Returns:
             The codes.  # [S, N, *code]
         """
-        return torch.stack(list(self._codes(x, n_samples, generator)))
+        draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
+        with evaluating(self.model):
+            return predictive.samples(self._encode, *draw)
 
-    @torch.no_grad()
-    def _networks(
-        self, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Weights]:
-        self._require_fit()
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
-        sampler = self.sampler()
-        for _ in range(n_samples):
-            yield sampler.draw(generator)
+    @override
+    def predictive_samples(self, *args: Any, **kwargs: Any) -> Tensor:
+        outputs = self.functional_samples(*args, **kwargs)
+        return outputs.sigmoid() if self.bernoulli else outputs
 
-    def _reconstructions(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        x = x.to(self._device)
-        with evaluating(self.model), torch.no_grad():
-            for weights in self._networks(n_samples, generator):
-                output = run_with(self.model, weights, x)
-                yield output.sigmoid() if self.bernoulli else output
+    def _chunks(self, x: Tensor, chunk_size: int | None) -> tuple[Tensor, ...]:
+        x = checked_images(x, self.model)
+        chunks = chunks_of(x, chunk_size)
+        require_reconstruction(self.model, x)
+        return chunks
 
-    def _codes(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        x, prefix = x.to(self._device), "encoder."
+    def _reconstruct(self, weights: Weights, x: Tensor) -> Tensor:
+        output = run_with(self.model, weights, x)
+        return output.sigmoid() if self.bernoulli else output
+
+    def _encode(self, weights: Weights, x: Tensor) -> Tensor:
+        own = {
+            name.removeprefix("encoder."): value
+            for name, value in weights.items()
+            if name.startswith("encoder.")
+        }
         encoder: Any = self.model.encoder
-        with evaluating(self.model), torch.no_grad():
-            for weights in self._networks(n_samples, generator):
-                own = {
-                    name.removeprefix(prefix): value
-                    for name, value in weights.items()
-                    if name.startswith(prefix)
-                }
-                yield run_with(encoder, own, x)
-
-    def _require_fit(self) -> None:
-        if not self.n_data:
-            raise RuntimeError(
-                "This LaplaceAE is not fitted. Call la.fit(loader) first."
-            )
+        return run_with(encoder, own, x)
