@@ -63,6 +63,5 @@ def _require_finite(name: str, value: object, zero_allowed: bool = False) -> Non
         wrong = numbers[~good].flatten()[0].item()
         bound = "at least 0" if zero_allowed else "above 0"
         raise ValueError(
-            f"{name} must be finite and {bound}, got {wrong}. Give a standard "
-            "deviation, precision or temperature that is a positive number."
+            f"{name} must be finite and {bound}, got {wrong}. Give a positive number."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
 from typing import Any, ClassVar
@@ -96,7 +97,8 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
         progress_bar: bool = False,
     ) -> None:
         require_sized(train_loader)
-        before = {name: self.__dict__.get(name) for name in ("mean", "loss", "n_data")}
+        before = {name: self.__dict__.get(name) for name in ("mean", "n_data")}
+        before["loss"] = copy.deepcopy(self.loss)  # the host adds in place
         precision = self.H if override else self.H.clone()
         n_outputs = self.n_outputs
         try:
