@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 
+import numpy
 import pytest
 import torch
 from laplace import Laplace
@@ -227,6 +228,7 @@ BAD_VALUES = [
     ),
     ("sigma_noise", 0, "finite and above 0, got 0"),
     ("sigma_noise", -0.5, "finite and above 0, got -0.5"),
+    ("sigma_noise", numpy.float32(-2), "finite and above 0, got -2.0"),
     ("sigma_noise", torch.tensor(INFINITY), "finite and above 0, got inf"),
     ("temperature", 0.0, "finite and above 0, got 0.0"),
     ("temperature", -1, "finite and above 0, got -1"),
@@ -272,6 +274,18 @@ def test_a_perfect_fit_is_no_error():
     assert la.sigma_noise > 0 and (variance < 1e-20).all()
 
 
+@pytest.mark.parametrize("override", [True, False])
+def test_weights_that_are_not_finite(override: bool):
+    la = fitted()
+    with torch.no_grad():
+        la.model.decoder[2].bias[0] = NAN
+    before = {name: copy.deepcopy(v) for name, v in la.state_dict().items()}
+    with pytest.raises(ValueError, match="not finite.*or train anew"):
+        la.fit(loader(images()), override=override)
+    assert all(torch.equal(before[k], getattr(la, k)) for k in ("mean", "H", "loss"))
+    assert la.sigma_noise == before["sigma_noise"]
+
+
 def test_alpha_outside_its_range():
     for alpha in (-0.1, 1.1, NAN):
         with pytest.raises(ValueError, match=r"alpha must be within \[0, 1\], got"):
@@ -302,7 +316,12 @@ BAD_LOADERS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "NaN": (
         lambda: DataLoader(TensorDataset(*spoiled(NAN)), 4),
         ValueError,
-        "curvature is not finite.*torch.nan_to_num",
+        "curvature is not finite: .*torch.nan_to_num",
+    ),
+    "NaN targets": (
+        lambda: DataLoader(TensorDataset(REGRESSION[0], REGRESSION[1] * NAN), 4),
+        ValueError,
+        "loss or its curvature is not finite",
     ),
     "infinity": (
         lambda: DataLoader(TensorDataset(*spoiled(INFINITY)), 4),

@@ -15,7 +15,7 @@ from laplace import Laplace, marglik_training
 from laplace.baselaplace import BaseLaplace
 from laplace.curvature import BackPackGGN
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lae_backpack  # noqa: F401  the one line that a user adds
 
@@ -336,3 +336,38 @@ def test_continual_fitting(structure: str):
     la.fit(data.loader, override=False)
     assert la.n_data == 240
     assert (la.posterior_precision >= before).all()
+
+
+class Records(Dataset):
+    """Dicts, as Hugging Face's data sets yield them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x = torch.linspace(-1, 1, 8)[index] * torch.tensor([1.0, 2.0, 0.5])
+        return {"input_ids": x, "labels": x[:2].sin()}
+
+
+class ReadsRecords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+    def forward(self, record: dict[str, Tensor]) -> Tensor:
+        return self.net(record["input_ids"])
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_dicts_as_batches(structure: str):
+    la = Laplace(ReadsRecords(), "regression", "all", structure)
+    loader = DataLoader(Records(), 4)
+    la.fit(loader)
+    record = next(iter(loader))
+    mean, covariance = la(record)
+    assert mean.shape == (4, 2) and covariance.shape == (4, 2, 2)
+    mean, variance = la(record, pred_type="nn", link_approx="mc")
+    assert mean.shape == variance.shape == (4, 2)
+    for pred_type in ("glm", "nn"):
+        assert la.predictive_samples(record, pred_type, 5).shape == (5, 4, 2)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import predictive
-from lae_backpack.posterior.backend import EngineCurvature
+from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import (
     checked_batches,
     checked_images,
@@ -22,7 +22,7 @@ from lae_backpack.posterior.batches import (
     require_sized,
 )
 from lae_backpack.posterior.choices import require_one_of
-from lae_backpack.posterior.chunks import chunks_of
+from lae_backpack.posterior.chunks import Batch, chunks_of
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online import History, OnlineSettings, train
 from lae_backpack.posterior.sampling import Weights, evaluating, run_with
@@ -114,6 +114,7 @@ class LaplaceAE(EngineDiagLaplace):
                 curvature += diagonal
                 loss = loss + loss_batch
                 count += len(x)
+        require_finite(curvature, torch.as_tensor(loss))
         self.H, self.loss, self.n_data = curvature, loss, count
         self.n_outputs = self.backend.n_outputs
         self.mean = parameters_to_vector(self.params).detach()
@@ -279,7 +280,7 @@ class LaplaceAE(EngineDiagLaplace):
         outputs = self.functional_samples(*args, **kwargs)
         return outputs.sigmoid() if self.bernoulli else outputs
 
-    def _chunks(self, x: Tensor, chunk_size: int | None) -> tuple[Tensor, ...]:
+    def _chunks(self, x: Tensor, chunk_size: int | None) -> tuple[Batch, ...]:
         x = checked_images(x, self.model)
         chunks = chunks_of(x, chunk_size)
         require_reconstruction(self.model, x)

@@ -10,7 +10,7 @@ from backpack import disable
 from torch import Tensor
 from torch.nn import Module
 
-from lae_backpack.posterior.chunks import chunks_of
+from lae_backpack.posterior.chunks import automatic_size
 from lae_backpack.posterior.sampling import evaluating
 
 NO_BATCH = "The loader yields no batch. Give it a dataset with data."
@@ -115,7 +115,7 @@ def checked_images(x: Tensor, model: Module, name: str = "x") -> Tensor:
             f"{name} has shape {tuple(x.shape)}, [N, ...] with N of at least 1 is "
             "needed. Give a single image a batch dimension with x[None]."
         )
-    if not all(torch.isfinite(chunk).all() for chunk in chunks_of(x)):
+    if not all(torch.isfinite(chunk).all() for chunk in x.split(automatic_size(x))):
         raise ValueError(
             f"{name} has pixels that are not finite. Clean the data, for instance with "
             "torch.nan_to_num."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -12,13 +13,14 @@ from lae_backpack.posterior.choices import require_at_least_one
 # What the inputs or outputs of a chunk take at most when nobody says otherwise.
 AUTOMATIC_BYTES = 2**24
 
+Batch: TypeAlias = "Tensor | MutableMapping[str, Any]"  # [N, *in], or a dict of such
 Pieces = Iterable[Tensor]  # one network's outputs for all chunks, in order
 
 
 def chunks_of(
-    x: Tensor, chunk_size: int | None = None, n_outputs: int = 0
-) -> tuple[Tensor, ...]:
-    """Cut a batch.
+    x: Batch, chunk_size: int | None = None, n_outputs: int = 0
+) -> tuple[Batch, ...]:
+    """Cut a batch; one that is not a tensor stays whole.
 
     Args:
         x: A batch.  # [N, *in]
@@ -29,11 +31,40 @@ def chunks_of(
     Returns:
         Views of the batch.  # [chunk_size, *in] each, the last one maybe shorter
     """
-    if chunk_size is None:
-        numbers = max(1, math.prod(x.shape[1:]), n_outputs)
-        chunk_size = max(1, AUTOMATIC_BYTES // (numbers * x.element_size()))
-    require_at_least_one("chunk_size", chunk_size)
-    return x.split(chunk_size)
+    if chunk_size is not None:
+        require_at_least_one("chunk_size", chunk_size)
+    if not isinstance(x, Tensor):
+        return (x,)
+    return x.split(chunk_size or automatic_size(x, n_outputs))
+
+
+def automatic_size(x: Tensor, n_outputs: int = 0) -> int:
+    """How large chunks are when nobody says.
+
+    Args:
+        x: A batch.  # [N, *in]
+        n_outputs: Outputs per sample, as far as known.
+
+    Returns:
+        Samples in a chunk.
+    """
+    numbers = max(1, math.prod(x.shape[1:]), n_outputs)
+    return max(1, AUTOMATIC_BYTES // (numbers * x.element_size()))
+
+
+def rows_of(chunks: Sequence[Batch]) -> int:
+    """How many samples there are.
+
+    Args:
+        chunks: A batch.  # [n, *in] each
+
+    Returns:
+        The samples in all chunks together.
+    """
+    return sum(
+        len(chunk if isinstance(chunk, Tensor) else next(iter(chunk.values())))
+        for chunk in chunks
+    )
 
 
 class Moments:

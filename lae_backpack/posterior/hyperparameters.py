@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _require_finite(name: str, value: object, zero_allowed: bool = False) -> Non
     Raises:
         ValueError: If there is one.
     """
-    if not isinstance(value, float | int | Tensor):
+    if not isinstance(value, Real | Tensor):
         return
     numbers = torch.as_tensor(value).detach()
     good = numbers.isfinite() & (numbers >= 0 if zero_allowed else numbers > 0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lae_backpack.posterior.chunks import Batch
 from lae_backpack.posterior.sampling import evaluating
 
 if TYPE_CHECKING:
@@ -26,23 +27,24 @@ class SmallJacobians(Host):
     laplace-torch does not take it for a structure.
     """
 
-    def _jacobian_numbers(self, x: Tensor) -> int | None:
+    def _jacobian_numbers(self, x: Batch) -> int | None:
         """Numbers in one sample's Jacobian; None if the outputs are not [N, C]."""
+        one = x[:1] if isinstance(x, Tensor) else x
         with torch.no_grad(), evaluating(self.model):
-            output = self.model(x[:1].to(self._device))
+            output = self.model(one)[:1]
         return self.n_params * output.numel() if output.dim() == 2 else None
 
-    def _small_jacobian(self, x: Tensor) -> bool:
+    def _small_jacobian(self, x: Batch) -> bool:
         # Of one sample: what comes back must not depend on how many there are.
         numbers = self._jacobian_numbers(x)
         return numbers is not None and numbers <= SMALL_JACOBIAN
 
     @override
     def _glm_predictive_distribution(
-        self, X: Tensor, joint: bool = False, diagonal_output: bool = False
+        self, X: Batch, joint: bool = False, diagonal_output: bool = False
     ) -> tuple[Tensor, Tensor]:
         predict = super()._glm_predictive_distribution
-        if joint:
+        if joint or not isinstance(X, Tensor):
             return predict(X, joint, diagonal_output)
         size = max(1, SMALL_JACOBIAN // max(1, self._jacobian_numbers(X) or 1))
         parts = [predict(x, joint, diagonal_output) for x in X.split(size)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,14 @@ from torch.func import functional_call, jvp
 from torch.nn import Module
 
 from lae_backpack.posterior.choices import require_at_least_one
-from lae_backpack.posterior.chunks import Pieces, located, moments_of, stacked
+from lae_backpack.posterior.chunks import (
+    Batch,
+    Pieces,
+    located,
+    moments_of,
+    rows_of,
+    stacked,
+)
 from lae_backpack.posterior.sampling import (
     Weights,
     WeightSampler,
@@ -23,13 +31,13 @@ from lae_backpack.posterior.sampling import (
     without_hooks,
 )
 
-Run = Callable[[Weights, Tensor], Tensor]
+Run = Callable[[Weights, Any], Tensor]
 
 
 def sampled(
     run: Run,
     sampler: WeightSampler,
-    chunks: Sequence[Tensor],
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None = None,
 ) -> Iterator[Pieces]:
@@ -53,7 +61,7 @@ def sampled(
 def linearised(
     model: Module,
     sampler: WeightSampler,
-    chunks: Sequence[Tensor],
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None = None,
 ) -> Iterator[Pieces]:
@@ -73,7 +81,7 @@ def linearised(
     model = without_hooks(model)
     mean = sampler.by_name(sampler.mean)
 
-    def push(deviation: Weights, x: Tensor) -> Tensor:
+    def push(deviation: Weights, x: Batch) -> Tensor:
         def forward(weights: Weights) -> Tensor:
             return functional_call(model, weights, (x,))
 
@@ -89,7 +97,7 @@ def linearised(
 def sampled_moments(
     run: Run,
     sampler: WeightSampler,
-    chunks: Sequence[Tensor],
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
@@ -113,7 +121,7 @@ def sampled_moments(
 def samples(
     run: Run,
     sampler: WeightSampler,
-    chunks: Sequence[Tensor],
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None,
 ) -> Tensor:
@@ -137,7 +145,7 @@ def samples(
 def linearised_moments(
     model: Module,
     sampler: WeightSampler,
-    chunks: Sequence[Tensor],
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
@@ -175,15 +183,3 @@ def mean_probabilities(networks: Iterable[Pieces], n_rows: int) -> Tensor:
     """
     softmax = partial(torch.softmax, dim=1)
     return moments_of((map(softmax, pieces) for pieces in networks), n_rows)[0]
-
-
-def rows_of(chunks: Sequence[Tensor]) -> int:
-    """How many samples there are.
-
-    Args:
-        chunks: A batch.  # [n, *in] each
-
-    Returns:
-        The samples in all chunks together.
-    """
-    return sum(map(len, chunks))

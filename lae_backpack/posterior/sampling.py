@@ -104,7 +104,7 @@ class WeightSampler:
         return {name: part.view(shape) for (name, shape), part in parts}
 
 
-def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:
+def run_with(model: Module, weights: Weights, x: object) -> Tensor:
     """Run a model with other weights; the model keeps its own.
 
     Args:

@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import predictive
-from lae_backpack.posterior.backend import EngineCurvature
+from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import require_sized
 from lae_backpack.posterior.choices import require_at_least_one, require_one_of
-from lae_backpack.posterior.chunks import chunks_of, stacked
+from lae_backpack.posterior.chunks import Batch, chunks_of, rows_of, stacked
 from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.hyperparameters import PositiveHyperparameters
 from lae_backpack.posterior.jacobians import SmallJacobians
@@ -104,12 +104,7 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
         try:
             with evaluating(self.model):
                 super().fit(train_loader, override, progress_bar)
-            if not torch.isfinite(self.H).all():
-                raise ValueError(
-                    "The curvature is not finite: the data or the model's weights hold "
-                    "NaN or infinity. Clean the data, for instance with "
-                    "torch.nan_to_num, or train anew."
-                )
+            require_finite(self.H, torch.as_tensor(self.loss))
         except BaseException:
             self.__dict__.update(before)
             self.H, self.n_outputs = precision, n_outputs
@@ -137,7 +132,7 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
     @override
     def __call__(
         self,
-        x: Tensor,
+        x: Batch,
         pred_type: str = "glm",
         joint: bool = False,
         link_approx: str = "probit",
@@ -155,7 +150,7 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
         the output's shape. ``"nn"`` samples networks and streams their moments.
 
         Args:
-            x: A batch.  # [N, *in]
+            x: A batch, or a dict-like one.  # [N, *in]
             pred_type: ``"glm"`` or ``"nn"``.
             joint: As in laplace-torch; for small Jacobians only.
             link_approx: As in laplace-torch; ``"probit"`` or ``"mc"`` for many outputs.
@@ -178,7 +173,7 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
         self._require_fit()
         rewards = self.likelihood == "reward_modeling"
         classifies = fitting if rewards else self.likelihood == "classification"
-        x = x.to(self._device)
+        x = x.to(self._device) if isinstance(x, Tensor) else x
         chunks = chunks_of(x, chunk_size, self.n_outputs)
         if pred_type == "glm" and self._small_jacobian(x):
             settings = n_samples, diagonal_output, generator
@@ -195,18 +190,18 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
                 if not classifies:
                     return predictive.sampled_moments(run, *draw)
                 outputs = predictive.sampled(run, *draw)
-                return predictive.mean_probabilities(outputs, len(x))
+                return predictive.mean_probabilities(outputs, rows_of(chunks))
         if joint:
             raise ValueError(
                 "joint=True needs a covariance of all outputs, which does not fit for "
-                f"{len(x)} x {self.n_outputs} of them. Use joint=False."
+                f"{rows_of(chunks)} x {self.n_outputs} of them. Use joint=False."
             )
         if classifies:
             require_one_of("link_approx", link_approx, ("probit", "mc"))
         with evaluating(self.model):
             if classifies and link_approx == "mc":
                 outputs = predictive.linearised(self.model, *draw)
-                return predictive.mean_probabilities(outputs, len(x))
+                return predictive.mean_probabilities(outputs, rows_of(chunks))
             mean, variance = predictive.linearised_moments(self.model, *draw)
         if not classifies:
             return mean, variance
@@ -215,7 +210,7 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
     @override
     def functional_samples(
         self,
-        x: Tensor,
+        x: Batch,
         pred_type: str = "glm",
         n_samples: int = 100,
         diagonal_output: bool = False,
@@ -224,7 +219,7 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
         require_one_of("pred_type", pred_type, ("glm", "nn"))
         require_at_least_one("n_samples", n_samples)
         self._require_fit()
-        x = x.to(self._device)
+        x = x.to(self._device) if isinstance(x, Tensor) else x
         if pred_type == "glm" and self._small_jacobian(x):
             with evaluating(self.model):
                 return super().functional_samples(
@@ -237,12 +232,12 @@ class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
                 outputs = predictive.linearised(self.model, *draw)
             else:
                 outputs = predictive.sampled(partial(run_with, self.model), *draw)
-            return stacked(outputs, n_samples, len(x))
+            return stacked(outputs, n_samples, rows_of(chunks))
 
     @override
     def predictive_samples(
         self,
-        x: Tensor,
+        x: Batch,
         pred_type: str = "glm",
         n_samples: int = 100,
         diagonal_output: bool = False,
