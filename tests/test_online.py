@@ -492,5 +492,5 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize("data", [[images()], DataLoader(Stream(), 2)])
 def test_a_loader_that_does_not_tell_its_size_is_refused(data):
-    with pytest.raises(TypeError, match="Use a DataLoader of a dataset that has one"):
+    with pytest.raises(TypeError, match="Use a DataLoader over a dataset with __len__"):
         LaplaceAE(model()).fit_online(data, 1)

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import Module
 from torch.nn.utils import parameters_to_vector
 from tqdm import tqdm
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
-from lae_backpack.posterior import predictive
-from lae_backpack.posterior.backend import EngineCurvature
+from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import checked_batches
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online.training import OnlineTraining
-from lae_backpack.posterior.sampling import (
-    Weights,
-    evaluating,
-    moments_of,
-    run_with,
-)
+from lae_backpack.posterior.reconstruction import Reconstructions
+from lae_backpack.posterior.sampling import evaluating
 from lae_backpack.posterior.structures import EngineDiagLaplace
 
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
 
 
-class LaplaceAE(OnlineTraining, EngineDiagLaplace):
+class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
     """A Laplace approximation of an autoencoder; targets are the inputs.
 
     ``la.fit(loader)`` fits it post hoc, ``la(x)`` gives mean and variance shaped like
@@ -118,12 +113,14 @@ class LaplaceAE(OnlineTraining, EngineDiagLaplace):
                 curvature += diagonal
                 loss = loss + loss_batch
                 count += len(x)
+        require_finite(curvature, torch.as_tensor(loss))
         self.H, self.loss, self.n_data = curvature, loss, count
         self.n_outputs = self.backend.n_outputs
         self.mean = parameters_to_vector(self.params).detach()
         if self.noise_from_residuals or self.learns_noise:
             squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
-            self.sigma_noise = squares.sqrt()
+            least = torch.finfo(squares.dtype).eps  # a perfect fit is no reason to fail
+            self.sigma_noise = squares.sqrt().clamp_min(least)
         if self.learns_noise:
             self._learn_noise()
 
@@ -134,127 +131,3 @@ class LaplaceAE(OnlineTraining, EngineDiagLaplace):
             explained = self._H_factor * self.H / self.posterior_precision
             free = self.n_data * self.n_outputs - explained.sum()
             self.sigma_noise = (squared_error / free).sqrt()
-
-    @override
-    def __call__(
-        self,
-        x: Tensor,
-        pred_type: str = "nn",
-        n_samples: int = 100,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the reconstruction.
-
-        Args:
-            x: A batch.  # [N, *in]
-            pred_type: ``"nn"`` samples networks, ``"glm"`` linearises.
-            n_samples: How many networks.
-            generator: Where randomness comes from.
-            **kwargs: As for the other structures.
-
-        Returns:
-            Mean and variance of pixels, or of their probabilities.  # [N, *in] each
-
-        Raises:
-            ValueError: If the likelihood does not allow it.
-        """
-        require_one_of("pred_type", pred_type, ("nn", "glm"))
-        if pred_type == "nn":
-            return moments_of(self._reconstructions(x, n_samples, generator))
-        self._require_fit()
-        if self.bernoulli:
-            raise ValueError(
-                "pred_type='glm' linearises logits, whose variance is not that of the "
-                "pixels. Use pred_type='nn' for likelihood='bernoulli'."
-            )
-        draw = self.model, self.sampler(), x.to(self._device), n_samples, generator
-        with evaluating(self.model):
-            return predictive.linearised_moments(*draw)
-
-    def latent(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the code.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many encoders are sampled.
-            generator: Where randomness comes from.
-
-        Returns:
-            Mean and variance.  # [N, *code] each
-        """
-        return moments_of(self._codes(x, n_samples, generator))
-
-    def samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Reconstructions by sampled networks.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many networks.
-            generator: Where randomness comes from.
-
-        Returns:
-            Pixels, or their probabilities.  # [S, N, *in]
-        """
-        return torch.stack(list(self._reconstructions(x, n_samples, generator)))
-
-    def latent_samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Codes by sampled encoders.
-
-        With equal generators they belong to the same networks as ``samples``.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many networks.
-            generator: Where randomness comes from.
-
-        Returns:
-            The codes.  # [S, N, *code]
-        """
-        return torch.stack(list(self._codes(x, n_samples, generator)))
-
-    @torch.no_grad()
-    def _networks(
-        self, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Weights]:
-        self._require_fit()
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
-        sampler = self.sampler()
-        for _ in range(n_samples):
-            yield sampler.draw(generator)
-
-    def _reconstructions(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        x = x.to(self._device)
-        with evaluating(self.model), torch.no_grad():
-            for weights in self._networks(n_samples, generator):
-                output = run_with(self.model, weights, x)
-                yield output.sigmoid() if self.bernoulli else output
-
-    def _codes(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        x, prefix = x.to(self._device), "encoder."
-        encoder: Any = self.model.encoder
-        with evaluating(self.model), torch.no_grad():
-            for weights in self._networks(n_samples, generator):
-                own = {
-                    name.removeprefix(prefix): value
-                    for name, value in weights.items()
-                    if name.startswith(prefix)
-                }
-                yield run_with(encoder, own, x)
-
-    def _require_fit(self) -> None:
-        if not self.n_data:
-            raise RuntimeError(
-                "This LaplaceAE is not fitted. Call la.fit(loader) first."
-            )

@@ -77,3 +77,21 @@ class EngineCurvature(CurvatureInterface):
             for name, param in self.params_dict.items()
         ]
         return self.factor * swept.loss, self.factor * torch.cat(diagonals)
+
+
+def require_finite(curvature: Tensor, loss: Tensor) -> None:
+    """Refuse what no posterior can be made of.
+
+    Args:
+        curvature: The diagonal of all data.  # [P]
+        loss: The loss of all data.
+
+    Raises:
+        ValueError: If a number is NaN or infinite.
+    """
+    if not (torch.isfinite(curvature).all() and torch.isfinite(loss)):
+        raise ValueError(
+            "The loss or its curvature is not finite: inputs, targets or the model's "
+            "weights hold NaN or infinity. Clean the data, for instance with "
+            "torch.nan_to_num, or train anew."
+        )

@@ -16,3 +16,17 @@ def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """
     if value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
+
+
+def require_at_least_one(name: str, value: object) -> None:
+    """Refuse what is not a count.
+
+    Args:
+        name: The argument.
+        value: What was given.
+
+    Raises:
+        ValueError: If the value is not an integer of at least 1.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be at least 1 and an integer, got {value!r}.")

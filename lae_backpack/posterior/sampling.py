@@ -126,7 +126,7 @@ class WeightSampler:
         return {name: part.view(shape) for (name, shape), part in parts}
 
 
-def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:
+def run_with(model: Module, weights: Weights, x: object) -> Tensor:
     """Run a model with other weights; the model keeps its own.
 
     Args:
@@ -138,54 +138,3 @@ def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:
         The output.  # [N, *out]
     """
     return functional_call(model, weights, (x,))
-
-
-class Moments:
-    """Mean and variance of a stream of tensors, by Welford's updates."""
-
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self.count = 0
-        self._mean: Tensor | None = None
-        self._squares: Tensor | None = None
-
-    def add(self, value: Tensor) -> None:
-        """Take in one more tensor.
-
-        Args:
-            value: The tensor, of the same shape each time.
-        """
-        self.count += 1
-        if self._mean is None or self._squares is None:
-            self._mean, self._squares = value.clone(), torch.zeros_like(value)
-            return
-        before = value - self._mean
-        self._mean += before / self.count
-        self._squares.addcmul_(before, value - self._mean)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean so far."""
-        assert self._mean is not None, "nothing was added"
-        return self._mean
-
-    @property
-    def variance(self) -> Tensor:
-        """The unbiased variance so far; zero after one tensor."""
-        assert self._squares is not None, "nothing was added"
-        return self._squares / max(1, self.count - 1)
-
-
-def moments_of(stream: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a stream, in memory that does not grow with it.
-
-    Args:
-        stream: Tensors of one shape.
-
-    Returns:
-        Mean and unbiased variance.
-    """
-    moments = Moments()
-    for value in stream:
-        moments.add(value)
-    return moments.mean, moments.variance

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,16 +16,17 @@ from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import predictive
-from lae_backpack.posterior.backend import EngineCurvature
-from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.backend import EngineCurvature, require_finite
+from lae_backpack.posterior.batches import require_sized
+from lae_backpack.posterior.choices import require_at_least_one, require_one_of
+from lae_backpack.posterior.chunks import Batch, chunks_of, rows_of, stacked
 from lae_backpack.posterior.density import GaussianNLL
-from lae_backpack.posterior.sampling import WeightSampler, evaluating
+from lae_backpack.posterior.hyperparameters import PositiveHyperparameters
+from lae_backpack.posterior.jacobians import SmallJacobians
+from lae_backpack.posterior.sampling import WeightSampler, evaluating, run_with
 
-# A Jacobian of at most this many numbers is worth its exactness.
-SMALL_JACOBIAN = 2**24
 
-
-class EngineDiagLaplace(DiagLaplace):
+class EngineDiagLaplace(PositiveHyperparameters, SmallJacobians, DiagLaplace):
     """What the structures share.
 
     laplace-torch finds subclasses by ``_key``, helpers too, so this has one of its own.
@@ -93,12 +96,15 @@ class EngineDiagLaplace(DiagLaplace):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
-        before = {name: self.__dict__.get(name) for name in ("mean", "loss", "n_data")}
+        require_sized(train_loader)
+        before = {name: self.__dict__.get(name) for name in ("mean", "n_data")}
+        before["loss"] = copy.deepcopy(self.loss)  # the host adds in place
         precision = self.H if override else self.H.clone()
         n_outputs = self.n_outputs
         try:
             with evaluating(self.model):
                 super().fit(train_loader, override, progress_bar)
+            require_finite(self.H, torch.as_tensor(self.loss))
         except BaseException:
             self.__dict__.update(before)
             self.H, self.n_outputs = precision, n_outputs
@@ -114,18 +120,19 @@ class EngineDiagLaplace(DiagLaplace):
         Returns:
             A sampler of their weights.
         """
+        self._require_fit()
         return WeightSampler(self.model, self.mean, self.posterior_scale)
 
-    def _small_jacobian(self, x: Tensor) -> bool:
-        with torch.no_grad(), evaluating(self.model):
-            output = self.model(x[:1].to(self._device))
-        numbers = len(x) * self.n_params * output.numel()
-        return output.dim() == 2 and numbers <= SMALL_JACOBIAN
+    def _require_fit(self) -> None:
+        if not self.n_data:
+            raise RuntimeError(
+                f"This {type(self).__name__} is not fitted. Call la.fit(loader) first."
+            )
 
     @override
     def __call__(
         self,
-        x: Tensor,
+        x: Batch,
         pred_type: str = "glm",
         joint: bool = False,
         link_approx: str = "probit",
@@ -133,6 +140,7 @@ class EngineDiagLaplace(DiagLaplace):
         diagonal_output: bool = False,
         generator: torch.Generator | None = None,
         fitting: bool = False,
+        chunk_size: int | None = None,
         **model_kwargs: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Predict, in memory that is safe for any number of outputs.
@@ -142,7 +150,7 @@ class EngineDiagLaplace(DiagLaplace):
         the output's shape. ``"nn"`` samples networks and streams their moments.
 
         Args:
-            x: A batch.  # [N, *in]
+            x: A batch, or a dict-like one.  # [N, *in]
             pred_type: ``"glm"`` or ``"nn"``.
             joint: As in laplace-torch; for small Jacobians only.
             link_approx: As in laplace-torch; ``"probit"`` or ``"mc"`` for many outputs.
@@ -150,6 +158,8 @@ class EngineDiagLaplace(DiagLaplace):
             diagonal_output: As in laplace-torch.
             generator: Where randomness comes from.
             fitting: As in laplace-torch.
+            chunk_size: Samples that go through the net at once; ``None`` chooses. Small
+                Jacobians are always built in chunks of their own.
             **model_kwargs: As in laplace-torch.
 
         Returns:
@@ -159,59 +169,75 @@ class EngineDiagLaplace(DiagLaplace):
             ValueError: If a setting is unknown or does not fit many outputs.
         """
         require_one_of("pred_type", pred_type, ("glm", "nn"))
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
-        classifies = self.likelihood != "regression"
-        x = x.to(self._device)
-        if pred_type == "nn":
+        require_at_least_one("n_samples", n_samples)
+        self._require_fit()
+        rewards = self.likelihood == "reward_modeling"
+        classifies = fitting if rewards else self.likelihood == "classification"
+        x = x.to(self._device) if isinstance(x, Tensor) else x
+        chunks = chunks_of(x, chunk_size, self.n_outputs)
+        if pred_type == "glm" and self._small_jacobian(x):
+            settings = n_samples, diagonal_output, generator
+            if classifies and link_approx == "mc":  # the host forgets the generator
+                return self.predictive_samples(x, pred_type, *settings).mean(0)
             with evaluating(self.model):
-                draw = self.model, self.sampler(), x, n_samples, generator
-                if classifies:
-                    return predictive.mean_probabilities(predictive.sampled(*draw))
-                return predictive.sampled_moments(*draw)
-        if self._small_jacobian(x):
-            return super().__call__(
-                x, pred_type, joint, link_approx, n_samples, diagonal_output, generator
-            )
+                return super().__call__(
+                    x, pred_type, joint, link_approx, *settings, fitting
+                )
+        draw = self.sampler(), chunks, n_samples, generator
+        if pred_type == "nn":
+            run = partial(run_with, self.model)
+            with evaluating(self.model):
+                if not classifies:
+                    return predictive.sampled_moments(run, *draw)
+                outputs = predictive.sampled(run, *draw)
+                return predictive.mean_probabilities(outputs, rows_of(chunks))
         if joint:
             raise ValueError(
                 "joint=True needs a covariance of all outputs, which does not fit for "
-                f"{len(x)} x {self.n_outputs} of them. Use joint=False."
+                f"{rows_of(chunks)} x {self.n_outputs} of them. Use joint=False."
             )
+        if classifies:
+            require_one_of("link_approx", link_approx, ("probit", "mc"))
         with evaluating(self.model):
-            draw = self.model, self.sampler(), x, n_samples, generator
             if classifies and link_approx == "mc":
-                return predictive.mean_probabilities(predictive.linearised(*draw))
-            mean, variance = predictive.linearised_moments(*draw)
+                outputs = predictive.linearised(self.model, *draw)
+                return predictive.mean_probabilities(outputs, rows_of(chunks))
+            mean, variance = predictive.linearised_moments(self.model, *draw)
         if not classifies:
             return mean, variance
-        require_one_of("link_approx", link_approx, ("probit", "mc"))
         return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
 
     @override
     def functional_samples(
         self,
-        x: Tensor,
+        x: Batch,
         pred_type: str = "glm",
         n_samples: int = 100,
         diagonal_output: bool = False,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         require_one_of("pred_type", pred_type, ("glm", "nn"))
-        x = x.to(self._device)
+        require_at_least_one("n_samples", n_samples)
+        self._require_fit()
+        x = x.to(self._device) if isinstance(x, Tensor) else x
         if pred_type == "glm" and self._small_jacobian(x):
-            return super().functional_samples(
-                x, pred_type, n_samples, diagonal_output, generator
-            )
-        stream = predictive.linearised if pred_type == "glm" else predictive.sampled
+            with evaluating(self.model):
+                return super().functional_samples(
+                    x, pred_type, n_samples, diagonal_output, generator
+                )
+        chunks = chunks_of(x, None, self.n_outputs)
+        draw = self.sampler(), chunks, n_samples, generator
         with evaluating(self.model), torch.no_grad():
-            outputs = stream(self.model, self.sampler(), x, n_samples, generator)
-            return torch.stack(list(outputs))
+            if pred_type == "glm":
+                outputs = predictive.linearised(self.model, *draw)
+            else:
+                outputs = predictive.sampled(partial(run_with, self.model), *draw)
+            return stacked(outputs, n_samples, rows_of(chunks))
 
     @override
     def predictive_samples(
         self,
-        x: Tensor,
+        x: Batch,
         pred_type: str = "glm",
         n_samples: int = 100,
         diagonal_output: bool = False,

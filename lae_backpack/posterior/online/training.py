@@ -11,6 +11,7 @@ import torch
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from lae_backpack.posterior.batches import require_sized
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.online.resuming import resume as resume_run
 from lae_backpack.posterior.online.run import Callback, Moment, OnlineRun
@@ -78,7 +79,7 @@ class OnlineTraining:
         )  # fmt: skip
         require_one_of("lr_decay", lr_decay, ("cosine", "constant"))
         require_one_of("scheduler_steps", scheduler_steps, ("epoch", "batch"))
-        n_data = _count(loader)
+        n_data = require_sized(loader)
         _require_parameters_of(optimizer, self)
         if optimizer is None:
             optimizer = _adam(self.params, lr)
@@ -162,25 +163,6 @@ def _require_parameters_of(optimizer: Optimizer | None, la: LaplaceAE) -> None:
             "optimizer does not hold all trainable parameters of the model. Make it "
             "with la.params, or freeze the others before LaplaceAE(model)."
         )
-
-
-def _count(loader: object) -> int:
-    """Find out how much data an epoch has.
-
-    Returns:
-        The number of samples.
-
-    Raises:
-        TypeError: If the loader does not tell.
-    """
-    for holder in ("sampler", "dataset"):
-        data = getattr(loader, holder, None)
-        if isinstance(data, Sized):
-            return len(data)
-    raise TypeError(
-        f"fit_online must know how much data there is, and {type(loader).__name__} has "
-        "no dataset with a length. Use a DataLoader of a dataset that has one."
-    )
 
 
 def _seed(generator: torch.Generator | None) -> int:
