@@ -1,0 +1,118 @@
+"""One block of the curvature for all parameters of a layer: ``sum_n Jw^T M Jw``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
+from lae_backpack.curvature.rules.by_autograd import CHUNK, chunks
+
+if TYPE_CHECKING:
+    from lae_backpack.curvature.rules.base import DiagRule
+
+
+def by_columns(
+    rule: DiagRule, names: Sequence[str], call: Call, quantity: Diag | Dense
+) -> Tensor:
+    """The block of any layer, from columns pulled back to its parameters.
+
+    Args:
+        rule: The layer's rule.
+        names: Its trainable parameters, in the order of rows and columns.
+        call: The use of the layer.
+        quantity: M at its output.
+
+    Returns:
+        The block.  # [B, B]
+    """
+    params = [getattr(call.module, name) for name in names]
+    size = sum(param.numel() for param in params)
+    numbers = max(size, features(call.x), features(call.output))
+    total = params[0].new_zeros(size, size)
+
+    def pulled(part: Call, columns: Tensor) -> Tensor:
+        columns = columns.expand(-1, len(part.x), *columns.shape[2:])
+        pieces = [rule.pull_columns_to_param(name, part, columns) for name in names]
+        return torch.cat([piece.flatten(2) for piece in pieces], 2)  # [K, N, B]
+
+    for part, m in _samples(call, quantity, max(1, CHUNK // numbers)):
+        each = len(part.x) * numbers
+        if isinstance(m, Diag):
+            # M = sum_k d_k e_k e_k^T: one set of columns is enough.
+            weights = m.values.flatten(1).T[..., None]  # [F, N or 1, 1]
+            columns = unit_columns(m.values)
+            for unit, weight in zip(
+                chunks(columns, each), chunks(weights, each), strict=True
+            ):
+                right = pulled(part, unit)
+                total.addmm_((weight * right).flatten(0, 1).T, right.flatten(0, 1))
+            continue
+        for left, right in zip(
+            chunks(m.left, each), chunks(m.right, each), strict=True
+        ):
+            total.addmm_(
+                pulled(part, left).flatten(0, 1).T, pulled(part, right).flatten(0, 1)
+            )
+    return total
+
+
+def by_kronecker(names: Sequence[str], call: Call, quantity: Diag | Dense) -> Tensor:
+    """The block of a linear layer on vectors: ``sum_n M_n (x) x_n x_n^T``.
+
+    Args:
+        names: Its trainable parameters, in the order of rows and columns.
+        call: The use of the layer.
+        quantity: M at its output.
+
+    Returns:
+        The block.  # [B, B]
+    """
+    ones = call.x.new_ones(len(call.x), 1)
+    inputs = [call.x if name == "weight" else ones for name in names]
+    n_out = features(call.output)
+    # Where the numbers of each output's parameters are in the block.  # [out, in]
+    sizes = [n_out * x.shape[1] for x in inputs]
+    positions = torch.arange(sum(sizes), device=ones.device).split(sizes)
+    index = torch.cat([places.view(n_out, -1) for places in positions], 1)
+    total = ones.new_zeros(sum(sizes), sum(sizes))
+    extended = replace(call, inputs=(torch.cat(inputs, 1),))
+    for part, m in _samples(extended, quantity, max(1, CHUNK // len(total))):
+        x = part.x
+        matrix = m.values if isinstance(m, Diag) else m.matrix()
+        for o, rows in enumerate(index):
+            if isinstance(m, Diag):  # outputs do not see each other
+                weighted = x * matrix[:, o, None]
+                total[rows[:, None], rows] += x.T @ weighted
+            else:
+                weighted = matrix[:, o, :, None] * x[:, None]  # [N, out, in]
+                total[rows[:, None], index.flatten()] += x.T @ weighted.flatten(1)
+    return total
+
+
+def _samples(
+    call: Call, quantity: Diag | Dense, at_most: int
+) -> Iterator[tuple[Call, Diag | Dense]]:
+    """Go through the samples of a batch in pieces that keep memory flat."""
+    for start in range(0, len(call.x), at_most):
+        piece = slice(start, start + at_most)
+
+        def cut(tensor: Tensor, dim: int, piece: slice = piece) -> Tensor:
+            if tensor.shape[dim] == 1:
+                return tensor  # shared by all samples
+            return tensor[piece] if dim == 0 else tensor[:, piece]
+
+        part = replace(
+            call,
+            inputs=tuple(x[piece] for x in call.inputs),
+            output=call.output[piece],
+        )
+        if isinstance(quantity, Diag):
+            yield part, Diag(cut(quantity.values, 0))
+        else:
+            yield part, Dense(cut(quantity.left, 1), cut(quantity.right, 1))

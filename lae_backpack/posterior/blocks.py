@@ -1,0 +1,190 @@
+"""Block-diagonal matrices: one full block per layer, nothing between layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that owns trainable parameters.
+
+    Attributes:
+        name: Its name in the model.
+        sizes: The numbers of its trainable parameters by their names in the model.
+    """
+
+    name: str
+    sizes: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        """The width of its block."""
+        return sum(self.sizes.values())
+
+
+def layers_of(model: Module) -> list[Layer]:
+    """The modules that own trainable parameters, in the order of ``parameters()``.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The layers.
+    """
+    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    layers = []
+    for place, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if p in names]
+        # What two modules share belongs to the first; popping leaves it there.
+        sizes = {names.pop(p): p.numel() for p in own}
+        if sizes:
+            layers.append(Layer(place or type(module).__name__, sizes))
+    return layers
+
+
+class BlockDiag:
+    """A symmetric or triangular matrix in blocks."""
+
+    def __init__(self, blocks: Sequence[Tensor]) -> None:
+        """Take the blocks.
+
+        Args:
+            blocks: Square matrices, in the order of the parameters.  # [B, B] each
+        """
+        self.blocks = list(blocks)
+
+    @classmethod
+    def zeros(cls, sizes: Sequence[int], like: Tensor) -> BlockDiag:
+        """A matrix of zeros that takes no memory until something is added.
+
+        Args:
+            sizes: The widths of the blocks.
+            like: A tensor with the dtype and device.
+
+        Returns:
+            The matrix.
+        """
+        return cls([like.new_zeros(()).expand(size, size) for size in sizes])
+
+    @property
+    def sizes(self) -> list[int]:
+        """The widths of the blocks."""
+        return [len(block) for block in self.blocks]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory it takes."""
+        return sum(block.untyped_storage().nbytes() for block in self.blocks)
+
+    def clone(self) -> BlockDiag:
+        """Copy the matrix.
+
+        Returns:
+            A matrix that shares no memory with this one.
+        """
+        return BlockDiag([block.clone() for block in self.blocks])
+
+    def __iadd__(self, other: BlockDiag) -> BlockDiag:
+        """Add a matrix, which must not be used any more.
+
+        Args:
+            other: A matrix of the same sizes.
+
+        Returns:
+            This matrix.
+        """
+        for i, block in enumerate(other.blocks):
+            if self.blocks[i].stride() == (0, 0):  # as zeros() made it
+                self.blocks[i] = block
+            else:
+                self.blocks[i] += block
+        return self
+
+    def split(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through blocks and what they meet of some vectors.
+
+        Args:
+            vectors: Vectors of all parameters.  # [..., P]
+
+        Yields:
+            A block and a view of its part.  # [B, B], [..., B]
+        """
+        yield from zip(self.blocks, vectors.split(self.sizes, -1), strict=True)
+
+    def quadratic(self, vector: Tensor) -> Tensor:
+        """``v^T A v``.
+
+        Args:
+            vector: A vector of all parameters.  # [P]
+
+        Returns:
+            The number.  # []
+        """
+        return torch.stack([v @ (block @ v) for block, v in self.split(vector)]).sum()
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """``A v``.
+
+        Args:
+            vectors: Vectors of all parameters.  # [..., P]
+
+        Returns:
+            The products.  # [..., P]
+        """
+        return torch.cat([v @ block.T for block, v in self.split(vectors)], -1)
+
+    def transposed_times(self, vectors: Tensor) -> Tensor:
+        """``A^T v``.
+
+        Args:
+            vectors: Vectors of all parameters.  # [..., P]
+
+        Returns:
+            The products.  # [..., P]
+        """
+        return torch.cat([v @ block for block, v in self.split(vectors)], -1)
+
+    def detach(self) -> BlockDiag:
+        """Leave autograd's graph.
+
+        Returns:
+            The same numbers.
+        """
+        return BlockDiag([block.detach() for block in self.blocks])
+
+    def diag(self) -> Tensor:
+        """The diagonal.
+
+        Returns:
+            The numbers.  # [P]
+        """
+        return torch.cat([block.diagonal() for block in self.blocks])
+
+    def to_matrix(self) -> Tensor:
+        """The whole matrix, with its zeros.
+
+        Returns:
+            The matrix.  # [P, P]
+        """
+        return torch.block_diag(*self.blocks)
+
+
+def root(precision: Tensor) -> Tensor:
+    """The triangular root of a covariance, as laplace-torch's own ``full`` takes it.
+
+    Args:
+        precision: The inverse of the covariance.  # [B, B]
+
+    Returns:
+        Lower triangular S with ``S S^T = precision^-1``.  # [B, B]
+    """
+    # precision = U U^T with U upper triangular, so S = U^-T.
+    upper = torch.linalg.cholesky(precision.flip(0, 1)).flip(0, 1)
+    eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+    return torch.linalg.solve_triangular(upper.T, eye, upper=False)
