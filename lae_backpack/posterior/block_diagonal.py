@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +12,21 @@ from torch.nn import Module
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lae_backpack.curvature.footprint import widest_carried
 from lae_backpack.posterior.backend import EngineCurvature
-from lae_backpack.posterior.blocks import BlockDiag, Layer, layers_of, root
+from lae_backpack.posterior.blocks import (
+    BlockDiag,
+    LogDet,
+    layers_of,
+    regularised,
+    root,
+)
 from lae_backpack.posterior.engine_laplace import EngineLaplace
-from lae_backpack.posterior.memory import available_bytes, require_memory
+from lae_backpack.posterior.memory import (
+    available_bytes,
+    require_memory,
+    require_memory_for_batch,
+)
 from lae_backpack.posterior.sampling import WeightSampler
 
 
@@ -62,8 +72,8 @@ class BlockDiagLaplace(EngineLaplace):
                 f"max_memory must be a positive number of bytes, got {limit!r}."
             )
         self.model, self.layers, self._max_memory = model, layers_of(model), limit
-        self._require_memory(held=0)
-        self._scale_temperature = 1.0
+        self._memory_limit = self._require_memory(held=0)
+        self._checked_samples, self._scale_temperature = 0, 1.0
         super().__init__(model, likelihood, *args, backend_kwargs=settings, **kwargs)
 
     @classmethod
@@ -71,11 +81,12 @@ class BlockDiagLaplace(EngineLaplace):
     def allowed_settings(cls) -> set[str]:
         return {"max_memory"}
 
-    def _require_memory(self, held: int) -> None:
+    def _require_memory(self, held: int) -> float:
         limit = self._max_memory
         if limit is None:
             limit = available_bytes(self._device) + held
         require_memory(self.layers, self._dtype.itemsize, limit)
+        return limit
 
     @override
     def _init_H(self) -> None:
@@ -85,6 +96,16 @@ class BlockDiagLaplace(EngineLaplace):
     @override
     def _curv_closure(self, X: Tensor, y: Tensor, N: int) -> tuple[Tensor, BlockDiag]:
         assert isinstance(self.backend, EngineCurvature)
+        if len(X) > self._checked_samples:
+            matrix_at_output = self.likelihood != "regression"
+            require_memory_for_batch(
+                self.layers,
+                len(X),
+                widest_carried(self.model, X, at_output=matrix_at_output),
+                self._dtype.itemsize,
+                self._memory_limit,
+            )
+            self._checked_samples = len(X)
         return self.backend.blocks(X, y, self.layers)
 
     @override
@@ -94,38 +115,44 @@ class BlockDiagLaplace(EngineLaplace):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
-        self._posterior_scale = None
-        self._require_memory(held=self.H.nbytes)
+        self._memory_limit = self._require_memory(held=self.H.nbytes)
+        self._checked_samples, self._posterior_scale = 0, None
         super().fit(train_loader, override, progress_bar)
 
     # The Gaussian ------------------------------------------------------------------
 
-    def _precisions(self) -> Iterator[tuple[Layer, Tensor]]:
-        # One at a time, because few need all of them at once.
-        self._check_H_init()
-        factor = self._H_factor
+    def _for_each_block(
+        self, function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> list[Tensor]:
+        """Call a function with curvature, factor and prior of each layer."""
+        factor, results = self._H_factor, []
         parts = self.H.split(self.prior_precision_diag)
         for layer, (block, prior) in zip(self.layers, parts, strict=True):
-            precision = factor * block
-            precision.diagonal().add_(prior)
-            yield layer, precision
+            try:
+                results.append(function(block, factor, prior))
+            except LinAlgError as error:
+                raise LinAlgError(
+                    f"The posterior precision of layer {layer.name!r}, {layer.size} "
+                    "parameters wide, is not positive definite after rounding. Raise "
+                    "prior_precision, or use a model in float64."
+                ) from error
+        return results
 
     @property
     @override
     def posterior_precision(self) -> BlockDiag:
         """The precision; ``posterior_precision.to_matrix()`` has its zeros, too."""
-        return BlockDiag([precision for _, precision in self._precisions()])
+        return BlockDiag(self._for_each_block(regularised))
 
     @property
     def posterior_scale(self) -> BlockDiag:
         """Lower triangular blocks S with ``S S^T`` the covariance."""
         scale = self._posterior_scale
         if scale is None or self._scale_temperature != self.temperature:
-            blocks = []
-            for layer, precision in self._precisions():
-                with _naming(layer):
-                    blocks.append(root(precision))
-            self._posterior_scale = scale = BlockDiag(blocks)
+            scale = BlockDiag(
+                self._for_each_block(lambda *parts: root(regularised(*parts)))
+            )
+            self._posterior_scale = scale
             self._scale_temperature = self.temperature
         return scale
 
@@ -137,11 +164,7 @@ class BlockDiagLaplace(EngineLaplace):
     @property
     @override
     def log_det_posterior_precision(self) -> Tensor:
-        halves = []
-        for layer, precision in self._precisions():
-            with _naming(layer):
-                halves.append(torch.linalg.cholesky(precision).diagonal().log().sum())
-        return 2 * torch.stack(halves).sum()
+        return torch.stack(self._for_each_block(LogDet.apply)).sum()
 
     @override
     def square_norm(self, value: Tensor) -> Tensor:
@@ -193,20 +216,3 @@ class BlockDiagLaplace(EngineLaplace):
                 f"{wanted}. Load it into the model it was made with."
             )
         super().load_state_dict(state_dict | {"H": found})
-
-
-@contextmanager
-def _naming(layer: Layer) -> Iterator[None]:
-    """Say whose block has no Cholesky factor.
-
-    Raises:
-        LinAlgError: Instead of torch's.
-    """
-    try:
-        yield
-    except LinAlgError as error:
-        raise LinAlgError(
-            f"The posterior precision of layer {layer.name!r}, {layer.size} parameters "
-            "wide, is not positive definite after rounding. Raise prior_precision, or "
-            "use a model in float64."
-        ) from error

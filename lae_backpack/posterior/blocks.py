@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from typing_extensions import override
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ def layers_of(model: Module) -> list[Layer]:
     layers = []
     for place, module in model.named_modules():
         own = [p for p in module.parameters(recurse=False) if p in names]
-        # What two modules share belongs to the first; popping leaves it there.
-        sizes = {names.pop(p): p.numel() for p in own}
+        sizes = {names.pop(p): p.numel() for p in own}  # each belongs to one layer
         if sizes:
             layers.append(Layer(place or type(module).__name__, sizes))
     return layers
@@ -91,7 +92,7 @@ class BlockDiag:
         return BlockDiag([block.clone() for block in self.blocks])
 
     def __iadd__(self, other: BlockDiag) -> BlockDiag:
-        """Add a matrix, which must not be used any more.
+        """Add a matrix and empty it, because laplace-torch would keep it for a while.
 
         Args:
             other: A matrix of the same sizes.
@@ -104,6 +105,7 @@ class BlockDiag:
                 self.blocks[i] = block
             else:
                 self.blocks[i] += block
+        other.blocks.clear()
         return self
 
     def split(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -173,6 +175,45 @@ class BlockDiag:
             The matrix.  # [P, P]
         """
         return torch.block_diag(*self.blocks)
+
+
+class LogDet(torch.autograd.Function):
+    """``log det(factor A + diag(prior))``, differentiable without keeping a matrix."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, block: Tensor, factor: Tensor, prior: Tensor) -> Tensor:
+        precision = regularised(block, factor, prior)
+        if not any(ctx.needs_input_grad):
+            return 2 * torch.linalg.cholesky(precision).diagonal().log().sum()
+        scale = root(precision)
+        # d/dprior = diag(P^-1) and d/dfactor = tr(P^-1 A), A = (P - diag) / factor.
+        variances = torch.linalg.vector_norm(scale, dim=1).square()
+        by_factor = (len(block) - prior @ variances) / factor
+        ctx.save_for_backward(by_factor, variances)
+        return -2 * scale.diagonal().log().sum()
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
+        by_factor, variances = ctx.saved_tensors
+        return None, grads[0] * by_factor, grads[0] * variances
+
+
+def regularised(block: Tensor, factor: Tensor, prior: Tensor) -> Tensor:
+    """The precision of a layer.
+
+    Args:
+        block: Its curvature.  # [B, B]
+        factor: What noise and temperature make of it.  # []
+        prior: The prior's precision.  # [B]
+
+    Returns:
+        ``factor A + diag(prior)``.  # [B, B]
+    """
+    precision = factor * block
+    precision.diagonal().add_(prior)
+    return precision
 
 
 def root(precision: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, ClassVar
 
@@ -91,7 +92,8 @@ class EngineLaplace(ParametricLaplace):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
-        before = {name: self.__dict__.get(name) for name in ("mean", "loss", "n_data")}
+        before = {name: self.__dict__.get(name) for name in ("mean", "n_data")}
+        before["loss"] = copy.deepcopy(self.loss)  # the host adds to it in place
         precision = self.H if override else self.H.clone()
         n_outputs = self.n_outputs
         try:

@@ -15,22 +15,38 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def bytes_needed(layers: Sequence[Layer], itemsize: int) -> int:
-    """The most that a fit, samples and the evidence hold at one time.
+    """The most that a fit, samples and the evidence hold of blocks at one time.
 
-    Three matrices of all blocks: curvature so far, a copy to go back to or the roots
-    for sampling, and a batch's curvature or the evidence's graph. On top, three more
-    of the largest layer: what factorising it takes on the way.
+    Three matrices of all blocks: the curvature, that of a batch, and what was fitted
+    before, should the fit fail. Samples need two, the curvature and its root. On top,
+    three more of the largest layer: what factorising it takes on the way.
 
     Args:
         layers: The layers.
         itemsize: The bytes of a number.
 
     Returns:
-        The bytes. What a batch carries through the net comes on top; smaller batches
-        make it less.
+        The bytes.
     """
     squares = [layer.size**2 for layer in layers]
     return itemsize * (3 * sum(squares) + 3 * max(squares, default=0))
+
+
+def batch_bytes(n_samples: int, width: int, itemsize: int) -> int:
+    """The most that a batch carries through the net.
+
+    Two sets of columns at a layer's output, two at its input, and as much while they
+    are made.
+
+    Args:
+        n_samples: The size of the batch.
+        width: The most features that carry a matrix.
+        itemsize: The bytes of a number.
+
+    Returns:
+        The bytes.
+    """
+    return itemsize * 6 * n_samples * width**2
 
 
 def available_bytes(device: torch.device) -> float:
@@ -87,6 +103,36 @@ def require_memory(layers: Sequence[Layer], itemsize: int, limit: float) -> None
         "hessian_structure='mixed_diag' or 'approx_diag', freeze layers with "
         "requires_grad_(False), or pass backend_kwargs={'max_memory': bytes} if there "
         "is more memory than that."
+    )
+
+
+def require_memory_for_batch(
+    layers: Sequence[Layer], n_samples: int, width: int, itemsize: int, limit: float
+) -> None:
+    """Refuse a batch whose matrices do not fit beside the blocks.
+
+    Args:
+        layers: The layers.
+        n_samples: The size of the batch.
+        width: The most features that carry a matrix.
+        itemsize: The bytes of a number.
+        limit: The bytes there are.
+
+    Raises:
+        MemoryError: If more would be needed.
+    """
+    left = limit - bytes_needed(layers, itemsize)
+    needed = batch_bytes(n_samples, width, itemsize)
+    if needed <= left:
+        return
+    fitting = int(max(0, left) // batch_bytes(1, width, itemsize))
+    smaller = f"a batch size of at most {fitting}, " if fitting else ""
+    raise MemoryError(
+        f"hessian_structure='block_diag' needs {_words(needed)} for a batch of "
+        f"{n_samples} samples, each with matrices of {width} x {width} numbers, got "
+        f"{_words(max(0, left))} beside the blocks. Use {smaller}hessian_structure="
+        "'mixed_diag' or 'approx_diag', or pass backend_kwargs={'max_memory': bytes} "
+        "if there is more memory than that."
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
-from lae_backpack.curvature.rules.by_autograd import CHUNK, chunks
+from lae_backpack.curvature.rules.by_autograd import CHUNK
 
 if TYPE_CHECKING:
     from lae_backpack.curvature.rules.base import DiagRule
@@ -34,6 +34,9 @@ def by_columns(
     params = [getattr(call.module, name) for name in names]
     size = sum(param.numel() for param in params)
     numbers = max(size, features(call.x), features(call.output))
+    # On the way, less than the block itself or than what M takes anyway.
+    carried = len(call.x) * features(call.output) ** 2
+    at_once = max(numbers, min(CHUNK, max(size**2, carried) // 4))
     total = params[0].new_zeros(size, size)
 
     def pulled(part: Call, columns: Tensor) -> Tensor:
@@ -41,21 +44,19 @@ def by_columns(
         pieces = [rule.pull_columns_to_param(name, part, columns) for name in names]
         return torch.cat([piece.flatten(2) for piece in pieces], 2)  # [K, N, B]
 
-    for part, m in _samples(call, quantity, max(1, CHUNK // numbers)):
-        each = len(part.x) * numbers
+    for part, m in _samples(call, quantity, at_once // numbers):
+        step = max(1, at_once // (len(part.x) * numbers))
         if isinstance(m, Diag):
             # M = sum_k d_k e_k e_k^T: one set of columns is enough.
             weights = m.values.flatten(1).T[..., None]  # [F, N or 1, 1]
             columns = unit_columns(m.values)
             for unit, weight in zip(
-                chunks(columns, each), chunks(weights, each), strict=True
+                columns.split(step), weights.split(step), strict=True
             ):
                 right = pulled(part, unit)
                 total.addmm_((weight * right).flatten(0, 1).T, right.flatten(0, 1))
             continue
-        for left, right in zip(
-            chunks(m.left, each), chunks(m.right, each), strict=True
-        ):
+        for left, right in zip(m.left.split(step), m.right.split(step), strict=True):
             total.addmm_(
                 pulled(part, left).flatten(0, 1).T, pulled(part, right).flatten(0, 1)
             )
