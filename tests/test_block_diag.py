@@ -303,10 +303,10 @@ def test_predictives_of_images_converge_to_the_exact_variance():
     covariance = la.posterior_precision.to_matrix().inverse()
     exact = (jac @ covariance * jac).sum(1).view_as(TARGETS)
     generator = torch.Generator().manual_seed(0)
-    mean, variance = la(IMAGES, n_samples=4000, generator=generator)
+    mean, variance = la(IMAGES, n_samples=1500, generator=generator)
     torch.testing.assert_close(mean, model(IMAGES).detach())
-    assert (variance / exact).log().mean().abs() < 0.02
-    torch.testing.assert_close(variance, exact, rtol=0.2, atol=0)
+    assert (variance / exact).log().mean().abs() < 0.03
+    torch.testing.assert_close(variance, exact, rtol=0.25, atol=0)
     again = [torch.Generator().manual_seed(1) for _ in range(2)]
     mean, variance = la(IMAGES, pred_type="nn", n_samples=9, generator=again[0])
     draws = la.predictive_samples(IMAGES, "nn", 9, generator=again[1])
@@ -519,6 +519,32 @@ def test_a_fit_looks_at_the_memory_that_is_left(monkeypatch):
     assert not calls and torch.equal(la.H.to_matrix(), before)
     monkeypatch.undo()
     assert memory.available_bytes(torch.device("cpu")) > 2**20
+
+
+def test_memory_of_other_machines(monkeypatch, tmp_path):
+    cpu = torch.device("cpu")
+    meminfo, container = tmp_path / "meminfo", tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", container)
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:   7 kB\n")
+    assert memory.available_bytes(cpu) == 7 * 1024
+    for given, expected in (("max\n", 7 * 1024), ("5000\n", 5000)):
+        container.write_text(given)
+        assert memory.available_bytes(cpu) == expected
+    container.unlink()
+    meminfo.unlink()
+    pages = {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(memory.os, "sysconf", pages.__getitem__)
+    assert memory.available_bytes(cpu) == 3 * 4096
+    monkeypatch.delattr(memory.os, "sysconf")
+    assert memory.available_bytes(cpu) == float("inf")
+    for name, value in (
+        ("mem_get_info", (50, 90)),
+        ("memory_reserved", 30),
+        ("memory_allocated", 10),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    assert memory.available_bytes(torch.device("cuda")) == 70
 
 
 def test_too_wide_a_batch_is_refused_before_its_pass():
