@@ -74,25 +74,28 @@ def by_kronecker(names: Sequence[str], call: Call, quantity: Diag | Dense) -> Te
     Returns:
         The block.  # [B, B]
     """
-    ones = call.x.new_ones(len(call.x), 1)
-    inputs = [call.x if name == "weight" else ones for name in names]
-    n_out = features(call.output)
-    # Where the numbers of each output's parameters are in the block.  # [out, in]
-    sizes = [n_out * x.shape[1] for x in inputs]
-    positions = torch.arange(sum(sizes), device=ones.device).split(sizes)
-    index = torch.cat([places.view(n_out, -1) for places in positions], 1)
-    total = ones.new_zeros(sum(sizes), sum(sizes))
-    extended = replace(call, inputs=(torch.cat(inputs, 1),))
+    n_out, ones = features(call.output), call.x.new_ones(len(call.x), 1)
+    # Each output of the layer sees its own weights, which meet x, and its own bias,
+    # which meets 1.
+    widths = [call.x.shape[1] if name == "weight" else 1 for name in names]
+    starts = [n_out * sum(widths[:i]) for i in range(len(widths))]
+    places = list(zip(starts, widths, strict=True))
+    total = ones.new_zeros(n_out * sum(widths), n_out * sum(widths))
+    met = [call.x if name == "weight" else ones for name in names]
+    extended = replace(call, inputs=tuple(met))
     for part, m in _samples(extended, quantity, max(1, CHUNK // len(total))):
-        x = part.x
         matrix = m.values if isinstance(m, Diag) else m.matrix()
-        for o, rows in enumerate(index):
-            if isinstance(m, Diag):  # outputs do not see each other
-                weighted = x * matrix[:, o, None]
-                total[rows[:, None], rows] += x.T @ weighted
-            else:
-                weighted = matrix[:, o, :, None] * x[:, None]  # [N, out, in]
-                total[rows[:, None], index.flatten()] += x.T @ weighted.flatten(1)
+        for o in range(n_out):
+            for (start, width), left in zip(places, part.inputs, strict=True):
+                rows = total[start + o * width :][:width]
+                for (begin, breadth), right in zip(places, part.inputs, strict=True):
+                    if isinstance(m, Diag):  # outputs do not see each other
+                        columns = rows[:, begin + o * breadth :][:, :breadth]
+                        columns += left.T @ (matrix[:, o, None] * right)
+                    else:
+                        columns = rows[:, begin : begin + n_out * breadth]
+                        row = matrix[:, o, :, None] * right[:, None]  # [N, out, in]
+                        columns += left.T @ row.flatten(1)
     return total
 
 
