@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lae_backpack import BlockDiagLaplace, MixedDiagLaplace, UnsupportedModelError
 from lae_backpack.curvature.rules import param_block
 from lae_backpack.posterior import memory
-from lae_backpack.posterior.blocks import BlockDiag, layers_of
+from lae_backpack.posterior.blocks import BlockDiag
+from lae_backpack.posterior.layers import layers_of
 from tests.nets import NETS
 
 NAMED = {net.id: net for net in NETS}

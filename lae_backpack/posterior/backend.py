@@ -17,7 +17,8 @@ from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import features
 from lae_backpack.curvature.step import Measure, block_rows, param_curvature
 from lae_backpack.curvature.sweep import Sweep, sweep
-from lae_backpack.posterior.blocks import BlockDiag, Layer
+from lae_backpack.posterior.blocks import BlockDiag
+from lae_backpack.posterior.layers import Layer
 from lae_backpack.posterior.sampling import without_hooks
 
 

@@ -17,11 +17,11 @@ from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.blocks import (
     BlockDiag,
     LogDet,
-    layers_of,
     regularised,
     root,
 )
 from lae_backpack.posterior.engine_laplace import EngineLaplace
+from lae_backpack.posterior.layers import layers_of
 from lae_backpack.posterior.memory import (
     available_bytes,
     require_memory,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lae_backpack.posterior.blocks import Layer
+from lae_backpack.posterior.layers import Layer
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
