@@ -17,6 +17,7 @@ from lae_backpack.curvature.rules.loss_rule import LossRule
 from lae_backpack.curvature.sweep import diag_ggn
 from lae_backpack.posterior import last_layer as _  # noqa: F401  explains itself
 from lae_backpack.posterior.autoencoder import LaplaceAE
+from lae_backpack.posterior.block_diagonal import BlockDiagLaplace
 from lae_backpack.posterior.encoder_decoder import AutoEncoder
 from lae_backpack.posterior.online.settings import OnlineSettings
 from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
@@ -29,6 +30,7 @@ __all__ = [
     "DiagGGNMixed",
     # structures for laplace-torch
     "ApproxDiagLaplace",
+    "BlockDiagLaplace",
     "MixedDiagLaplace",
     # autoencoders
     "AutoEncoder",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 import torch
@@ -21,7 +22,7 @@ from lae_backpack.curvature.recorder import Recorder
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
-from lae_backpack.curvature.step import add_to, param_curvature, seed
+from lae_backpack.curvature.step import Measure, add_to, param_curvature, seed
 
 
 def diag_ggn(
@@ -51,7 +52,8 @@ def diag_ggn(
         The curvature by parameter name.  # [N, *param] if per_sample else [*param]
     """
     policy = DensePolicy(max_dense_dim)
-    return sweep(model, loss, x, target, policy, per_sample).curvature
+    measure = partial(param_curvature, per_sample=per_sample)
+    return sweep(model, loss, x, target, policy, measure).curvature
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def sweep(
     x: Tensor,
     target: Tensor,
     policy: DensePolicy,
-    per_sample: bool,
+    measure: Measure,
     gradient_scale: float | None = None,
 ) -> Sweep:
     """As ``diag_ggn``, for who needs the model's output or gradients, too.
@@ -87,7 +89,7 @@ def sweep(
         x: A batch.  # [N, *in]
         target: The target.
         policy: Where M is kept dense.
-        per_sample: Keep the samples apart.
+        measure: What is wanted of each module: ``param_curvature``, ``block_rows``.
         gradient_scale: If given, the same forward pass also adds the gradients of this
             many losses to the parameters' ``grad``.
 
@@ -128,7 +130,7 @@ def sweep(
         quantity = arrived.pop(record.output_key, None)
         if quantity is None:
             continue
-        for name, value in param_curvature(rule, call, quantity, per_sample).items():
+        for name, value in measure(rule, call, quantity).items():
             results[names[getattr(call.module, name)]] = value
         wanted = [k in recorder.trainable for k in record.input_keys]
         inputs = list(compress(call.inputs, wanted))

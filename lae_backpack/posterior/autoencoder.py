@@ -113,7 +113,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
                 curvature += diagonal
                 loss = loss + loss_batch
                 count += len(x)
-        require_finite(curvature, torch.as_tensor(loss))
+        require_finite(torch.as_tensor(loss), curvature)
         self.H, self.loss, self.n_data = curvature, loss, count
         self.n_outputs = self.backend.n_outputs
         self.mean = parameters_to_vector(self.params).detach()

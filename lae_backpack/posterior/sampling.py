@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -75,18 +75,22 @@ def _is_extended(model: Module) -> bool:
 
 
 class WeightSampler:
-    """Draws weights around a mean with independent standard deviations."""
+    """Draws weights around a mean."""
 
-    def __init__(self, model: Module, mean: Tensor, scale: Tensor) -> None:
+    def __init__(
+        self, model: Module, mean: Tensor, scale: Tensor | Callable[[Tensor], Tensor]
+    ) -> None:
         """Prepare the buffers.
 
         Args:
             model: The model, for the names and shapes of its trainable parameters.
             mean: The mean.  # [P]
-            scale: The standard deviations.  # [P]
+            scale: The standard deviations, or what makes a deviation from standard
+                normal noise.  # [P]
         """
         params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.mean, self.scale = mean.detach(), scale.detach()
+        self.mean = mean.detach()
+        self._scale = scale.detach() if isinstance(scale, Tensor) else scale
         self._buffer = torch.empty_like(self.mean)
         self._shapes = {name: param.shape for name, param in params.items()}
 
@@ -99,7 +103,10 @@ class WeightSampler:
         Returns:
             The deviation, valid until the next draw.  # [P]
         """
-        return self._buffer.normal_(generator=generator).mul_(self.scale)
+        noise = self._buffer.normal_(generator=generator)
+        if isinstance(self._scale, Tensor):
+            return noise.mul_(self._scale)
+        return self._scale(noise)
 
     def draw(self, generator: torch.Generator | None = None) -> Weights:
         """Draw a network.

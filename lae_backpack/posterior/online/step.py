@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from lae_backpack.curvature.quantities import features
+from lae_backpack.curvature.step import param_curvature
 from lae_backpack.curvature.sweep import sweep
 from lae_backpack.posterior.online.finite import (
     first_layer_not_finite,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
 Curvature = dict[str, Tensor]
+DIAGONALS = partial(param_curvature, per_sample=False)
 
 
 class EMStep:
@@ -125,7 +128,7 @@ class EMStep:
         backend = self._la.backend
         assert isinstance(backend.lossfunc, Module)
         model, policy = self._copy.model, backend.policy
-        swept = sweep(model, backend.lossfunc, x, x, policy, False, scale)
+        swept = sweep(model, backend.lossfunc, x, x, policy, DIAGONALS, scale)
         return swept.loss, swept.curvature
 
     def _next_precision(self, curvature: Curvature, x: Tensor, number: int) -> Tensor:
