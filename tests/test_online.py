@@ -238,6 +238,11 @@ def test_all_kinds_train_and_can_be_asked(likelihood, structure):
 
 def test_an_interruption_leaves_the_mean_of_the_steps_done():
     la, other = LaplaceAE(model()), LaplaceAE(model())
+    arguments = {
+        "settings": OnlineSettings(warmup_steps=0),
+        "lr_decay": "constant",
+        "progress_bar": False,
+    }
 
     def interrupt(index: int) -> None:
         if index == 9:  # in the middle of the third batch
@@ -245,13 +250,9 @@ def test_an_interruption_leaves_the_mean_of_the_steps_done():
 
     data = DataLoader(Watched(images(12), interrupt), 4)
     with pytest.raises(KeyboardInterrupt):
-        la.fit_online(
-            data, 5, lr_decay="constant", progress_bar=False, generator=seeded()
-        )
+        la.fit_online(data, 5, generator=seeded(), **arguments)
     two_steps = DataLoader(TensorDataset(images(12)[:8]), 4, sampler=Sampler())
-    other.fit_online(
-        two_steps, 1, lr_decay="constant", progress_bar=False, generator=seeded()
-    )
+    other.fit_online(two_steps, 1, generator=seeded(), **arguments)
     assert torch.equal(la.H, other.H)
     assert torch.equal(weights_of(la), weights_of(other))
     assert torch.equal(la.mean, weights_of(la))
@@ -283,6 +284,22 @@ def test_warm_up_is_plain_training():
             optimizer.step()
     for a, b in zip(online.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_by_default_a_tenth_of_the_run_warms_up():
+    settings = OnlineSettings(alpha=0.01)
+    assert settings.warmup_steps_of(200) == 20
+    assert settings.warmup_steps_of(10**6) == 100
+    assert OnlineSettings(alpha=0.0).warmup_steps_of(200) == 20
+    assert OnlineSettings(warmup_steps=7).warmup_steps_of(200) == 7
+
+    la = LaplaceAE(model())
+    before = weights_of(la)
+    still = torch.optim.SGD(la.params, lr=0.0)
+    history = la.fit_online(loader(), 10, optimizer=still, progress_bar=False)
+    at_mean = [loss_and_gradient(before, x)[0] for (x,) in loader()]
+    assert history.losses[:3] == pytest.approx(at_mean)  # of thirty
+    assert history.losses[3:6] != pytest.approx(at_mean)
 
 
 def test_published_settings_start_high_and_halve_the_curvature():
@@ -379,9 +396,10 @@ def test_noise_is_learned_online():
     assert la.sigma_noise.item() == pytest.approx(math.sqrt(recent), rel=0.1)
 
 
-def test_noise_is_learned_post_hoc_at_the_maximum_of_the_evidence():
+@pytest.mark.parametrize("n_data", [2, 40])  # fewer numbers than weights, or more
+def test_noise_is_learned_post_hoc_at_the_maximum_of_the_evidence(n_data):
     la = LaplaceAE(model(), hessian_structure="approx_diag", sigma_noise="learned")
-    la.fit(loader(40))
+    la.fit(loader(n_data))
     best = la.sigma_noise.clone()
     evidence = {
         factor: la.log_marginal_likelihood(sigma_noise=best * factor).item()

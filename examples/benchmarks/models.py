@@ -22,14 +22,17 @@ def conv_stack(channels: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def mnist_autoencoder() -> AutoEncoder:
+def mnist_autoencoder(n_pixels: int = 784) -> AutoEncoder:
     """The paper's linear autoencoder for 28x28 images, 1,068,306 parameters.
+
+    Args:
+        n_pixels: Pixels of an image.
 
     Returns:
         The net, for flat images.
     """
     encoder = nn.Sequential(
-        nn.Linear(784, 512),
+        nn.Linear(n_pixels, 512),
         nn.Tanh(),
         nn.Linear(512, 256),
         nn.Tanh(),
@@ -40,7 +43,7 @@ def mnist_autoencoder() -> AutoEncoder:
         nn.Tanh(),
         nn.Linear(256, 512),
         nn.Tanh(),
-        nn.Linear(512, 784),
+        nn.Linear(512, n_pixels),
     )
     return AutoEncoder(encoder, decoder)
 

@@ -67,7 +67,7 @@ def online_training(x: Tensor, settings: OnlineSettings) -> Contender:
     """
     la = LaplaceAE(mnist_autoencoder())
     optimizer = Adam(la.params, 1e-3, fused=True)  # as fit_online makes it
-    step, numbers = EMStep(la, optimizer, settings, N_DATA, seed=0), count()
+    step, numbers = EMStep(la, optimizer, settings, N_DATA, 0, seed=0), count()
     return lambda: step(x, next(numbers))
 
 

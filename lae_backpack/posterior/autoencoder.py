@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.utils import parameters_to_vector
 from tqdm import tqdm
@@ -124,10 +124,28 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         if self.learns_noise:
             self._learn_noise()
 
-    def _learn_noise(self, n_updates: int = 20) -> None:
-        """MacKay's updates: the error is shared by the data the weights do not fit."""
-        squared_error = 2 * self.loss
-        for _ in range(n_updates):
-            explained = self._H_factor * self.H / self.posterior_precision
-            free = self.n_data * self.n_outputs - explained.sum()
-            self.sigma_noise = (squared_error / free).sqrt()
+    def _learn_noise(self, n_halvings: int = 30) -> None:
+        """Maximise the evidence over the noise, starting at the residuals'.
+
+        The maximum has ``squared error / variance = numbers - effective parameters``
+        (MacKay). The left side falls with the variance and the right side rises, so
+        there is one, and it is never below the residuals' variance.
+        """
+
+        def is_below_the_maximum(variance: Tensor) -> bool:
+            self.sigma_noise = variance.sqrt()
+            effective = (self._H_factor * self.H / self.posterior_precision).sum()
+            free = self.n_data * self.n_outputs - effective
+            return bool(2 * self.loss / variance > free)
+
+        lower = torch.as_tensor(self.sigma_noise).square()
+        upper = 2 * lower
+        while is_below_the_maximum(upper):
+            lower, upper = upper, 2 * upper
+        for _ in range(n_halvings):
+            middle = (lower * upper).sqrt()
+            if is_below_the_maximum(middle):
+                lower = middle
+            else:
+                upper = middle
+        self.sigma_noise = upper.sqrt()

@@ -96,6 +96,7 @@ def _state(run: OnlineRun) -> State:
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "history": asdict(run.history),
         "seed": run.seed,
+        "warmup_steps": run.warmup_steps,
         "n_outputs": run.n_outputs,
         "batches_done": run.batches_done,
         "epoch_start": run.epoch_start,
@@ -137,7 +138,8 @@ def _restore(run: OnlineRun, state: State) -> None:
     if run.scheduler is not None:
         run.scheduler.load_state_dict(state["scheduler"])
     run.history = History(**state["history"])
-    run.seed, run.n_outputs = state["seed"], state["n_outputs"]
+    run.seed, run.warmup_steps = state["seed"], state["warmup_steps"]
+    run.n_outputs = state["n_outputs"]
     run.batches_done, run.epoch_start = state["batches_done"], state["epoch_start"]
     run.best = state["best"]
     set_random_states(state["now"], run.loader, run.la._device)

@@ -47,6 +47,7 @@ class OnlineRun:
     optimizer: Optimizer
     scheduler: LRScheduler | None
     scheduler_steps: Moment
+    warmup_steps: int
     seed: int
     validation_loader: Iterable[object] | None
     patience: int | None
@@ -84,7 +85,14 @@ class OnlineRun:
             set_random_states(self.epoch_start, self.loader, la._device)
         else:
             self.epoch_start = now
-        step = EMStep(la, self.optimizer, self.settings, self.n_data, self.seed)
+        step = EMStep(
+            la,
+            self.optimizer,
+            self.settings,
+            self.n_data,
+            self.warmup_steps,
+            self.seed,
+        )
         bar = tqdm(
             checked_batches(self.loader, la.model),
             desc=f"epoch {history.epochs + 1}/{self.n_epochs}",
@@ -134,7 +142,7 @@ class OnlineRun:
         """The loss per sample of sampled networks, the same noise in each epoch."""
         copy = NoisyCopy(self.la, self.seed - 1, self.settings.antithetic)
         copy.follow_precision()
-        sampling = len(self.history.losses) > self.settings.warmup_steps
+        sampling = len(self.history.losses) > self.warmup_steps
         total, count = 0.0, 0
         states = random_states(loader, self.la._device)
         with evaluating(copy.model):

@@ -21,7 +21,10 @@ class OnlineSettings:
             ``(1 - alpha) H + alpha GGN``.
         alpha: How fast the past is forgotten.
         n_samples: Networks sampled for each step.
-        warmup_steps: Steps at the mean weights before sampling starts.
+        warmup_steps: Steps at the mean weights before sampling starts, while the
+            precision builds up: at a precision of nothing but the prior, sampled
+            networks know nothing. ``None`` takes ``1 / alpha`` steps, or a tenth of the
+            run if that is less.
         refresh_every: Steps between two looks at the curvature, each of which then
             stands for all of them.
         curvature_at: ``"sample"`` shares the forward pass of the gradient;
@@ -35,7 +38,7 @@ class OnlineSettings:
     update: Literal["additive", "ema"] = "additive"
     alpha: float = 1e-3
     n_samples: int = 1
-    warmup_steps: int = 0
+    warmup_steps: int | None = None
     refresh_every: int = 1
     curvature_at: Literal["sample", "mean"] = "sample"
     antithetic: bool = True
@@ -82,6 +85,20 @@ class OnlineSettings:
             initial_precision=float(n_data),
             curvature_factor=0.5,
         )
+
+    def warmup_steps_of(self, n_steps: int) -> int:
+        """How many steps of a run are at the mean weights.
+
+        Args:
+            n_steps: The steps of the run.
+
+        Returns:
+            The number that was given, or the default.
+        """
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        tenth = n_steps // 10
+        return min(tenth, round(1 / self.alpha)) if self.alpha else tenth
 
     @property
     def decay(self) -> float:

@@ -39,6 +39,7 @@ class EMStep:
         optimizer: torch.optim.Optimizer,
         settings: OnlineSettings,
         n_data: int,
+        warmup_steps: int,
         seed: int,
     ) -> None:
         """Copy the model and prepare the buffers.
@@ -48,10 +49,11 @@ class EMStep:
             optimizer: Moves the mean.
             settings: How the precision follows.
             n_data: How much data an epoch has.
+            warmup_steps: Steps at the mean weights.
             seed: Where the weights' noise comes from.
         """
         self._la, self._optimizer, self._settings = la, optimizer, settings
-        self._n_data = n_data
+        self._n_data, self._warmup_steps = n_data, warmup_steps
         self._copy = NoisyCopy(la, seed, settings.antithetic)
         named = self._copy.model.named_parameters()
         self._names = [name for name, param in named if param.requires_grad]
@@ -99,7 +101,7 @@ class EMStep:
             FloatingPointError: If a loss is not finite.
         """
         copy, lossfunc = self._copy, self._la.backend.lossfunc
-        samples = number >= self._settings.warmup_steps
+        samples = number >= self._warmup_steps
         n_samples = self._settings.n_samples if samples else 1
         scale = 1 / (n_samples * len(x))
         copy.forget_gradients()

@@ -81,13 +81,13 @@ class OnlineTraining:
         require_one_of("scheduler_steps", scheduler_steps, ("epoch", "batch"))
         n_data = require_sized(loader)
         _require_parameters_of(optimizer, self)
+        settings = settings or OnlineSettings()
+        n_steps = n_epochs * (len(loader) if isinstance(loader, Sized) else 1)
         if optimizer is None:
             optimizer = _adam(self.params, lr)
             if lr_decay == "cosine":
                 scheduler_steps = "batch" if isinstance(loader, Sized) else "epoch"
-                per_epoch = len(loader) if isinstance(loader, Sized) else 1
-                scheduler = _cosine(optimizer, n_epochs * per_epoch)
-        settings = settings or OnlineSettings()
+                scheduler = _cosine(optimizer, n_steps)
         if settings.initial_precision is not None:
             self.H = torch.full_like(self.H, settings.initial_precision)
         run = OnlineRun(
@@ -99,6 +99,7 @@ class OnlineTraining:
             optimizer=optimizer,
             scheduler=scheduler,
             scheduler_steps=scheduler_steps,
+            warmup_steps=settings.warmup_steps_of(n_steps),
             seed=_seed(generator),
             validation_loader=validation_loader,
             patience=patience,

@@ -1,0 +1,47 @@
+"""What the experiments share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from measuring import write_json  # noqa: E402
+from models import fashion_autoencoder, mnist_autoencoder  # noqa: E402
+
+__all__ = [
+    "auroc",
+    "fashion_autoencoder",
+    "mnist_autoencoder",
+    "small_digits",
+    "write_json",
+]
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """How well a score tells outliers.
+
+    Args:
+        inside: Scores of test data.  # [N]
+        outside: Scores of outliers, which should be higher.  # [M]
+
+    Returns:
+        The area under the ROC curve.
+    """
+    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return float(roc_auc_score(truth.numpy(), torch.cat([inside, outside]).numpy()))
+
+
+def small_digits() -> Tensor:
+    """The digits that come with scikit-learn, for runs without data.
+
+    Returns:
+        Pixels in [0, 1].  # [1797, 1, 8, 8]
+    """
+    pixels, _ = load_digits(return_X_y=True)
+    return torch.tensor(pixels).float().reshape(-1, 1, 8, 8) / 16
