@@ -176,3 +176,47 @@ def test_errors_say_what_to_do():
         la(images(), pred_type="gp")
     with pytest.raises(ValueError, match="n_samples must be at least 1"):
         la(images(), n_samples=0)
+
+
+@pytest.mark.parametrize("likelihood", ["regression", "bernoulli"])
+@pytest.mark.parametrize("form", ["x", "(x,)", "(x, label)"])
+def test_gridsearch_takes_the_same_loaders_and_scores_the_density(likelihood, form):
+    la = LaplaceAE(model(), likelihood)
+    la.fit(images().split(4))
+    x = images(6)
+    la.optimize_prior_precision(
+        method="gridsearch", val_loader=LOADERS[form](x), grid_size=3, n_samples=30
+    )
+    chosen = la.prior_precision.item()
+
+    def density(precision: float) -> float:
+        la.prior_precision = precision
+        if likelihood == "bernoulli":
+            mean, _ = la(x, n_samples=400)
+            loss = torch.nn.functional.binary_cross_entropy(mean, x, reduction="sum")
+            return -loss.item()
+        mean, variance = la(x, "glm", n_samples=400)
+        spread = (variance + la.sigma_noise**2).sqrt()
+        return torch.distributions.Normal(mean, spread).log_prob(x).sum().item()
+
+    scores = {precision: density(precision) for precision in (1e-4, 1.0, 1e4)}
+    assert chosen == pytest.approx(max(scores, key=scores.__getitem__), rel=1e-3)
+
+
+def test_bernoulli_evidence_can_be_maximised():
+    la = LaplaceAE(model(), "bernoulli")
+    la.fit(images().split(4))
+    before = la.log_marginal_likelihood().item()
+    la.optimize_prior_precision(n_steps=20, prior_structure="scalar")
+    assert la.log_marginal_likelihood().item() > before
+
+
+def test_bernoulli_pixels_must_be_probabilities():
+    la = LaplaceAE(model(), "bernoulli")
+    for wrong in (images() * 255, images() - 0.5):
+        with pytest.raises(ValueError, match=r"needs \[0, 1\]. Scale the images"):
+            la.fit([wrong])
+        data = DataLoader(TensorDataset(wrong), 4)
+        with pytest.raises(ValueError, match="Batch 1 has pixels from"):
+            la.fit_online(data, 1, progress_bar=False)
+    assert not la.H.any() and not la.n_data

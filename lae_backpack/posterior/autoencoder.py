@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
@@ -14,8 +15,9 @@ from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior.backend import EngineCurvature, require_finite
-from lae_backpack.posterior.batches import checked_batches
+from lae_backpack.posterior.batches import Pairs, checked_batches
 from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.density import BernoulliNLL
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.reconstruction import Reconstructions
@@ -107,7 +109,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         loss = torch.zeros_like(curvature[0]) if override else self.loss
         count = 0 if override else self.n_data
         with evaluating(self.model):
-            batches = checked_batches(train_loader, self.model)
+            batches = checked_batches(train_loader, self.model, self.bernoulli)
             for x in tqdm(batches, "fit", disable=not progress_bar):
                 loss_batch, diagonal = self.backend.diag(x, x)
                 curvature += diagonal
@@ -123,6 +125,34 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             self.sigma_noise = squares.sqrt().clamp_min(least)
         if self.learns_noise:
             self._learn_noise()
+
+    @override
+    def optimize_prior_precision(
+        self,
+        pred_type: str | None = None,
+        method: str = "marglik",
+        val_loader: Iterable[object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Choose the prior precision, as in laplace-torch.
+
+        Args:
+            pred_type: What grid search scores; by default ``"glm"``, and ``"nn"`` for
+                Bernoulli pixels.
+            method: ``"marglik"``, or ``"gridsearch"`` by the predictive density.
+            val_loader: For grid search; yields ``x``, ``(x,)`` or ``(x, label)``.
+            **kwargs: As in laplace-torch.
+        """
+        if val_loader is not None:
+            kwargs["val_loader"] = Pairs(val_loader)
+        if not self.bernoulli:
+            super().optimize_prior_precision(pred_type or "glm", method, **kwargs)
+            return
+        if method == "gridsearch":
+            kwargs.setdefault("loss", BernoulliNLL())
+        with warnings.catch_warnings():  # of link_approx, which pixels have none of
+            warnings.filterwarnings("ignore", message=".*link_approx")
+            super().optimize_prior_precision(pred_type or "nn", method, **kwargs)
 
     def _learn_noise(self, n_halvings: int = 30) -> None:
         """Maximise the evidence over the noise, starting at the residuals'.

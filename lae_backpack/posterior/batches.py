@@ -67,18 +67,43 @@ def require_sized(loader: Iterable[object]) -> int:
     return n_data
 
 
-def checked_batches(loader: Iterable[object], model: Module) -> Iterator[Tensor]:
+class Pairs:
+    """A loader's images as what goes in and what shall come out."""
+
+    def __init__(self, loader: Iterable[object]) -> None:
+        """Keep the loader.
+
+        Args:
+            loader: Yields ``x``, ``(x,)`` or ``(x, label)``.
+        """
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through the loader.
+
+        Yields:
+            ``(x, x)``.
+        """
+        for batch in self._loader:
+            x = images_of(batch)
+            yield x, x
+
+
+def checked_batches(
+    loader: Iterable[object], model: Module, probabilities: bool = False
+) -> Iterator[Tensor]:
     """A loader's inputs, on the model's device.
 
     Args:
         loader: Yields ``x``, ``(x,)`` or ``(x, label)``.
         model: The model.
+        probabilities: Whether pixels must be within [0, 1].
 
     Yields:
         Inputs.  # [N, *in]
 
     Raises:
-        ValueError: If there is no batch.
+        ValueError: If there is no batch, or pixels are no probabilities.
     """
     number, shape = 0, None
     for number, batch in enumerate(loader, start=1):
@@ -86,6 +111,11 @@ def checked_batches(loader: Iterable[object], model: Module) -> Iterator[Tensor]
         if x.shape[1:] != shape:
             require_reconstruction(model, x)
             shape = x.shape[1:]
+        if probabilities and (x.min() < 0 or x.max() > 1):
+            raise ValueError(
+                f"Batch {number} has pixels from {x.min():.3g} to {x.max():.3g}, "
+                "likelihood='bernoulli' needs [0, 1]. Scale the images."
+            )
         yield x
     if number == 0:
         raise ValueError(NO_BATCH)

@@ -94,7 +94,7 @@ class OnlineRun:
             self.seed,
         )
         bar = tqdm(
-            checked_batches(self.loader, la.model),
+            checked_batches(self.loader, la.model, la.bernoulli),
             desc=f"epoch {history.epochs + 1}/{self.n_epochs}",
             total=len(self.loader) if isinstance(self.loader, Sized) else None,
             disable=not self.progress_bar,
@@ -146,7 +146,9 @@ class OnlineRun:
         total, count = 0.0, 0
         states = random_states(loader, self.la._device)
         with evaluating(copy.model):
-            for number, x in enumerate(checked_batches(loader, self.la.model)):
+            for number, x in enumerate(
+                checked_batches(loader, self.la.model, self.la.bernoulli)
+            ):
                 if sampling:
                     copy.draw(-number)
                 total += self.la.backend.lossfunc(copy.model(x), x).item()
