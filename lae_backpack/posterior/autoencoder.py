@@ -17,6 +17,7 @@ from lae_backpack.posterior import predictive
 from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.batches import checked_batches
 from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.code_parts import code_part
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online import History, OnlineSettings, train
 from lae_backpack.posterior.sampling import (
@@ -24,6 +25,7 @@ from lae_backpack.posterior.sampling import (
     evaluating,
     moments_of,
     run_with,
+    weights_of,
 )
 from lae_backpack.posterior.structures import EngineDiagLaplace
 
@@ -160,17 +162,9 @@ class LaplaceAE(EngineDiagLaplace):
             )
         n_data = len(dataset)
         optimizer = optimizer or torch.optim.Adam(self.params, lr)
-        history = train(
-            self,
-            loader,
-            n_data,
-            n_epochs,
-            settings or OnlineSettings(),
-            optimizer,
-            generator,
-            progress_bar,
-            callbacks,
-        )
+        settings = settings or OnlineSettings()
+        how = settings, optimizer, generator, progress_bar, callbacks
+        history = train(self, loader, n_data, n_epochs, *how)
         self.mean = parameters_to_vector(self.params).detach()
         self.n_data, self.n_outputs = n_data, self.backend.n_outputs
         return history
@@ -213,7 +207,11 @@ class LaplaceAE(EngineDiagLaplace):
             return predictive.linearised_moments(*draw)
 
     def latent(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        include: str = "weights",
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the code.
 
@@ -221,10 +219,13 @@ class LaplaceAE(EngineDiagLaplace):
             x: A batch.  # [N, *in]
             n_samples: How many encoders are sampled.
             generator: Where randomness comes from.
+            include: ``"weights"``, ``"code"`` (see ``LatentLaplace``) or ``"both"``.
 
         Returns:
             Mean and variance.  # [N, *code] each
         """
+        if include != "weights":
+            return code_part(include)(self, x, n_samples, generator)
         return moments_of(self._codes(x, n_samples, generator))
 
     def samples(
@@ -282,16 +283,11 @@ class LaplaceAE(EngineDiagLaplace):
     def _codes(
         self, x: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        x, prefix = x.to(self._device), "encoder."
+        x = x.to(self._device)
         encoder: Any = self.model.encoder
         with evaluating(self.model), torch.no_grad():
             for weights in self._networks(n_samples, generator):
-                own = {
-                    name.removeprefix(prefix): value
-                    for name, value in weights.items()
-                    if name.startswith(prefix)
-                }
-                yield run_with(encoder, own, x)
+                yield run_with(encoder, weights_of("encoder", weights), x)
 
     def _require_fit(self) -> None:
         if not self.n_data:
