@@ -139,9 +139,11 @@ def _posteriors(
     model = without_hooks(la.model)
     x = x.to(next(model.parameters()).device)
     likelihood = "bernoulli" if la.bernoulli else "gaussian"
-    with evaluating(model), torch.no_grad():
-        for weights in networks:
+    for weights in networks:
+        # Nothing of this may hold while the caller has its turn.
+        with evaluating(model), torch.no_grad():
             code = Reweighted(model, "encoder", weights)(x)
             decoder = Reweighted(model, "decoder", weights)
             laplace = LatentLaplace(decoder, likelihood, la.sigma_noise, **settings)
-            yield laplace.posterior(x, code, n_updates)
+            q = laplace.posterior(x, code, n_updates)
+        yield q

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -162,8 +163,10 @@ class LatentLaplace:
     def _update(self, x: Tensor, z: Tensor, share: float) -> Tensor:
         route = ROUTES[self.linearisation]
         with evaluating(self.decoder):
-            step = route(self.decoder, self.likelihood, x, z).step()
+            local = route(self.decoder, self.likelihood, x, z)
+            step = local.step()
             if not self.guarded:
                 return z + share * step
-            log_joint = lambda code: self.log_joint(x, code)  # noqa: E731
-            return z + guarded_shares(log_joint, z, step, share) * step
+            log_joint = partial(self.log_joint, x)
+            shares = guarded_shares(log_joint, z, step, local.gradient, share)
+            return z + shares * step

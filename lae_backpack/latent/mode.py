@@ -56,35 +56,46 @@ def share_at(alpha: Decay, t: int) -> float:
     return share
 
 
+# A step has to bring this part of what its slope promises. A full step on a linear
+# decoder brings one half; one that overshoots the mode by far brings less.
+SUFFICIENT = 0.25
+
+
 @torch.no_grad()
 def guarded_shares(
     log_joint: Callable[[Tensor], Tensor],
     z: Tensor,
     step: Tensor,
+    gradient: Tensor,
     share: float,
     n_halvings: int = 20,
 ) -> Tensor:
-    """Halve each sample's share until ``log p(x, z)`` does not get lower.
+    """Halve each sample's share until ``log p(x, z)`` rises enough.
 
     The direction is one of ascent, so a short enough step always does it; where
-    rounding says otherwise the code stays where it is.
+    the promised rise is lost in rounding the code stays where it is.
 
     Args:
         log_joint: ``log p(x, z)`` of codes, one number for each.
         z: The codes.  # [N, K]
         step: The full step.  # [N, K]
+        gradient: Of ``log p(x, z)``.  # [N, K]
         share: The share to begin with.
         n_halvings: How often it is halved at most.
 
     Returns:
         The shares, zero where nothing helped.  # [N, 1]
     """
-    start = log_joint(z)
-    shares = torch.full_like(z[:, :1], share)
+    start, slope = log_joint(z)[:, None], (gradient * step).sum(1, keepdim=True)
+    rounding = torch.finfo(z.dtype).eps * start.abs()
+    none = torch.zeros_like(slope)
+    shares = torch.full_like(slope, share)
     for _ in range(n_halvings + 1):
-        # Not "<": a log-density that is not a number counts as lower.
-        lower = ~(log_joint(z + shares * step) >= start)[:, None]
-        if not lower.any():
+        shares = torch.where(shares * slope > rounding, shares, none)
+        reached = log_joint(z + shares * step)[:, None]
+        # Not "<": a log-density that is not a number counts as too low.
+        too_low = ~(reached >= start + SUFFICIENT * shares * slope)
+        if not too_low.any():
             return shares
-        shares = torch.where(lower, shares / 2, shares)
-    return torch.where(lower, torch.zeros_like(shares), shares)
+        shares = torch.where(too_low, shares / 2, shares)
+    return torch.where(too_low, none, shares)
