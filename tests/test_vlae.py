@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import functional_call
 
 from lae_backpack.latent import VLAE, LatentLaplace
-from lae_backpack.latent.vlae import divergence_from_prior, draw
+from lae_backpack.latent.code_model import divergence_from_prior, draw
 from tests.test_latent import mlp
 
 
