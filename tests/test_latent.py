@@ -11,7 +11,8 @@ from torch.func import hessian, jacrev, vmap
 from lae_backpack.latent import LatentLaplace, halved_decay
 from lae_backpack.latent.conjugate_gradients import conjugate_gradients
 from lae_backpack.latent.likelihoods import Bernoulli, Gaussian
-from lae_backpack.latent.linearisation import ROUTES
+from lae_backpack.latent.linearisation import ByJacobian
+from lae_backpack.latent.shared_metric import ROUTES, BySharedMetric, by_jacobian
 
 SIGMA = 0.3
 
@@ -160,10 +161,27 @@ def test_the_three_routes_agree(likelihood: str, name: str):
         )
 
 
+def test_the_shared_metric_changes_nothing():
+    decoder = nn.Sequential(*mlp(nn.Tanh, 3, 8, 20), nn.Unflatten(1, (4, 5)))
+    x, z = torch.randn(6, 4, 5), torch.randn(6, 3)
+    fast, plain = (
+        route(decoder, Gaussian(SIGMA)) for route in (by_jacobian, ByJacobian)
+    )
+    assert isinstance(fast, BySharedMetric)
+    found, expected = fast.at(x, z), plain.at(x, z)
+    torch.testing.assert_close(found.gradient, expected.gradient)
+    torch.testing.assert_close(found.precision(), expected.precision())
+    others = [(decoder, Bernoulli()), (mlp(nn.Tanh, 3, 8, 5), Gaussian(SIGMA))]
+    listened = mlp(nn.Tanh, 3, 8, 20)
+    listened.register_forward_hook(lambda module, inputs, output: None)
+    for other, likelihood in [*others, (listened, Gaussian(SIGMA))]:
+        assert type(by_jacobian(other, likelihood)) is ByJacobian
+
+
 def test_products_are_the_jacobians():
     decoder = DECODERS["tanh"]()
     x, z = data(decoder)
-    local = ROUTES["products"](decoder, Gaussian(1.0), x, z)
+    local = ROUTES["products"](decoder, Gaussian(1.0)).at(x, z)
     weight, v = vmap(jacrev(decoder))(z), torch.randn_like(z)
     expected = weight.transpose(1, 2) @ (weight @ v[:, :, None])
     torch.testing.assert_close(local.pixels_precision(v), expected[:, :, 0])

@@ -19,12 +19,13 @@ from lae_backpack.latent.checks import (
 from lae_backpack.latent.covariance import gaussian_at
 from lae_backpack.latent.likelihoods import likelihood_named
 from lae_backpack.latent.linearisation import (
-    ROUTES,
+    Linearisation,
     decode_of,
     linear_model,
     require_image,
 )
 from lae_backpack.latent.mode import Decay, guarded_shares, share_at
+from lae_backpack.latent.shared_metric import ROUTES
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.sampling import evaluating
 
@@ -98,9 +99,10 @@ class LatentLaplace:
             One Gaussian for each image, differentiable in everything that went in
             unless the engine linearises.
         """
-        *_, z = self._updates(x, z0, n_updates)
+        linearised = self._linearised()
+        *_, z = self._updates(linearised, x, z0, n_updates)
         with evaluating(self.decoder):
-            local = ROUTES[self.linearisation](self.decoder, self.likelihood, x, z)
+            local = linearised.at(x, z)
             return gaussian_at(z, local, self.rank, self.n_iterations)
 
     def path(self, x: Tensor, z0: Tensor | None = None, n_updates: int = 5) -> Tensor:
@@ -114,7 +116,7 @@ class LatentLaplace:
         Returns:
             The starting codes and those after each update.  # [T + 1, N, K]
         """
-        return torch.stack(list(self._updates(x, z0, n_updates)))
+        return torch.stack(list(self._updates(self._linearised(), x, z0, n_updates)))
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """``log p(x, z)`` up to the prior's constant.
@@ -144,8 +146,11 @@ class LatentLaplace:
         with evaluating(self.decoder):
             return linear_model(decode_of(self.decoder), z)
 
+    def _linearised(self) -> Linearisation:
+        return ROUTES[self.linearisation](self.decoder, self.likelihood)
+
     def _updates(
-        self, x: Tensor, z0: Tensor | None, n_updates: int
+        self, linearised: Linearisation, x: Tensor, z0: Tensor | None, n_updates: int
     ) -> Iterator[Tensor]:
         check_images(x, self.decoder)
         self.likelihood.check(x)
@@ -157,13 +162,14 @@ class LatentLaplace:
         z = z0.detach() if self.linearisation == "engine" else z0
         yield z
         for t in range(n_updates):
-            z = self._update(x, z, share_at(self.alpha, t))
+            z = self._update(linearised, x, z, share_at(self.alpha, t))
             yield z
 
-    def _update(self, x: Tensor, z: Tensor, share: float) -> Tensor:
-        route = ROUTES[self.linearisation]
+    def _update(
+        self, linearised: Linearisation, x: Tensor, z: Tensor, share: float
+    ) -> Tensor:
         with evaluating(self.decoder):
-            local = route(self.decoder, self.likelihood, x, z)
+            local = linearised.at(x, z)
             step = local.step()
             if not self.guarded:
                 return z + share * step

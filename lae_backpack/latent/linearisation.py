@@ -8,6 +8,7 @@ rules, which gives ``W^T S W`` without W; nothing is differentiable behind it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn import Module
+from typing_extensions import override
 
 from lae_backpack.curvature.at_input import input_ggn
 from lae_backpack.latent.likelihoods import Likelihood
@@ -22,7 +24,6 @@ from lae_backpack.latent.local_model import ExplicitModel, LocalModel, MatrixFre
 from lae_backpack.posterior.sampling import without_hooks
 
 Decode = Callable[[Tensor], Tensor]  # [N, K] -> [N, *out]
-Route = Callable[[Module, Likelihood, Tensor, Tensor], LocalModel]
 
 
 def decode_of(decoder: Module) -> Decode:
@@ -42,15 +43,15 @@ def decode_of(decoder: Module) -> Decode:
     return lambda z: functional_call(plain, own, (z,))
 
 
-def linearise(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and Jacobian of a decoder.
+def push_units(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and Jacobian of a decoder, or of a part of it.
 
     Args:
         decode: The decoder.
         z: The codes.  # [N, K]
 
     Returns:
-        The output, and W in columns.  # [N, *out], [K, N, *out]
+        The output, and the transposed Jacobian.  # [N, *out], [N, K, D]
     """
 
     def push(unit: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +61,8 @@ def linearise(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
     units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
     # The output is the same for all units: vmap hands it through once.
     once_and_each: Any = (None, 0)
-    return vmap(push, out_dims=once_and_each)(units)
+    output, columns = vmap(push, out_dims=once_and_each)(units)
+    return output, columns.flatten(2).transpose(0, 1)
 
 
 def linear_model(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,81 +75,78 @@ def linear_model(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         W and b over flattened pixels.  # [N, D, K], [N, D]
     """
-    output, columns = linearise(decode, z)
-    weight = columns.flatten(2).permute(1, 2, 0)
-    return weight, output.flatten(1) - (weight @ z[:, :, None])[:, :, 0]
+    output, transposed = push_units(decode, z)
+    return transposed.mT, output.flatten(1) - (z[:, None] @ transposed)[:, 0]
 
 
-def by_jacobian(
-    decoder: Module, likelihood: Likelihood, x: Tensor, z: Tensor
-) -> LocalModel:
-    """The local model with W formed.
+class Linearisation(ABC):
+    """Local models of one decoder with its present weights."""
 
-    Args:
-        decoder: The decoder.
-        likelihood: Of the pixels.
-        x: The images.  # [N, *out]
-        z: The codes.  # [N, K]
+    def __init__(self, decoder: Module, likelihood: Likelihood) -> None:
+        """Prepare what does not depend on codes.
 
-    Returns:
-        The model.
-    """
-    output, columns = linearise(decode_of(decoder), z)
-    require_image(output, x)
-    weight = columns.flatten(2).transpose(0, 1)  # [N, K, D]
-    slope = likelihood.gradient(x, output).flatten(1)[:, :, None]  # [N, D, 1]
-    curvature = likelihood.curvature(output).flatten(1)[:, None]  # [N, 1, D]
-    pixels = (curvature * weight) @ weight.transpose(1, 2)
-    return ExplicitModel((weight @ slope)[:, :, 0] - z, pixels)
+        Args:
+            decoder: The decoder.
+            likelihood: Of the pixels.
+        """
+        self.decoder = decoder
+        self.decode = decode_of(decoder)
+        self.likelihood = likelihood
 
+    @abstractmethod
+    def at(self, x: Tensor, z: Tensor) -> LocalModel:
+        """The local model of ``log p(x, z)``.
 
-@torch.no_grad()
-def by_engine(
-    decoder: Module, likelihood: Likelihood, x: Tensor, z: Tensor
-) -> LocalModel:
-    """The local model from the curvature that the engine pulls back to the code.
+        Args:
+            x: The images.  # [N, *out]
+            z: The codes.  # [N, K]
 
-    Args:
-        decoder: The decoder, of layers that have rules.
-        likelihood: Of the pixels.
-        x: The images.  # [N, *out]
-        z: The codes.  # [N, K]
-
-    Returns:
-        The model, without gradients.
-    """
-    output, pull, *_ = vjp(decode_of(decoder), z)
-    require_image(output, x)
-    (gradient,) = pull(likelihood.gradient(x, output))
-    pixels = likelihood.scale * input_ggn(decoder, likelihood.loss, z, x)
-    return ExplicitModel(gradient - z, pixels)
+        Returns:
+            The model.
+        """
 
 
-def by_products(
-    decoder: Module, likelihood: Likelihood, x: Tensor, z: Tensor
-) -> LocalModel:
-    """The local model by products with W and its transpose alone.
+class ByJacobian(Linearisation):
+    """Forms W."""
 
-    Args:
-        decoder: The decoder.
-        likelihood: Of the pixels.
-        x: The images.  # [N, *out]
-        z: The codes.  # [N, K]
+    @override
+    def at(self, x: Tensor, z: Tensor) -> LocalModel:
+        output, transposed = push_units(self.decode, z)
+        require_image(output, x)
+        slope = self.likelihood.gradient(x, output).flatten(1)[:, :, None]
+        curvature = self.likelihood.curvature(output).flatten(1)[:, None]
+        pixels = (curvature * transposed) @ transposed.mT
+        return ExplicitModel((transposed @ slope)[:, :, 0] - z, pixels)
 
-    Returns:
-        The model.
-    """
-    decode = decode_of(decoder)
-    output, pull, *_ = vjp(decode, z)
-    require_image(output, x)
-    (gradient,) = pull(likelihood.gradient(x, output))
-    curvature = likelihood.curvature(output)
 
-    def product(v: Tensor) -> Tensor:
-        _, pushed, *_ = jvp(decode, (z,), (v,))
-        return pull(curvature * pushed)[0]
+class ByEngine(Linearisation):
+    """Forms ``W^T S W`` by the rules of the decoder's layers, without gradients."""
 
-    return MatrixFreeModel(gradient - z, product)
+    @override
+    @torch.no_grad()
+    def at(self, x: Tensor, z: Tensor) -> LocalModel:
+        output, pull, *_ = vjp(self.decode, z)
+        require_image(output, x)
+        (gradient,) = pull(self.likelihood.gradient(x, output))
+        curvature = input_ggn(self.decoder, self.likelihood.loss, z, x)
+        return ExplicitModel(gradient - z, self.likelihood.scale * curvature)
+
+
+class ByProducts(Linearisation):
+    """Forms nothing: products with W and its transpose."""
+
+    @override
+    def at(self, x: Tensor, z: Tensor) -> LocalModel:
+        output, pull, *_ = vjp(self.decode, z)
+        require_image(output, x)
+        (gradient,) = pull(self.likelihood.gradient(x, output))
+        curvature = self.likelihood.curvature(output)
+
+        def product(v: Tensor) -> Tensor:
+            _, pushed, *_ = jvp(self.decode, (z,), (v,))
+            return pull(curvature * pushed)[0]
+
+        return MatrixFreeModel(gradient - z, product)
 
 
 def require_image(output: Tensor, x: Tensor) -> None:
@@ -165,10 +164,3 @@ def require_image(output: Tensor, x: Tensor) -> None:
             f"The decoder makes {tuple(output.shape)} of these codes, but x is "
             f"{tuple(x.shape)}. Reshape x, or end the decoder with nn.Unflatten."
         )
-
-
-ROUTES: dict[str, Route] = {
-    "jacobian": by_jacobian,
-    "engine": by_engine,
-    "products": by_products,
-}
