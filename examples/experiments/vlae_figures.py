@@ -87,11 +87,12 @@ def draw_path(axes: Axes, model: CodeModel, x: Tensor, n_grid: int) -> None:
     first, second, bound = landscape(model, x, path[-1], radius, n_grid)
     # Most of the window is far below: show ranks, not nats.
     levels = torch.quantile(bound, torch.linspace(0.3, 1, 15)).unique()
-    axes.contourf(first, second, bound.T, levels=levels.tolist(), cmap="viridis")
-    axes.plot(*path.T, "o-", color="white", markersize=3, linewidth=1)
-    axes.plot(*path[-1], "*", color="red", markersize=9)
+    grid = first.numpy(), second.numpy(), bound.T.numpy()
+    axes.contourf(*grid, levels=levels.tolist(), cmap="viridis")
+    axes.plot(*path.T.numpy(), "o-", color="white", markersize=3, linewidth=1)
+    axes.plot(*path[-1].numpy(), "*", color="red", markersize=9)
     best = divmod(int(bound.argmax()), n_grid)
-    axes.plot(first[best[0]], second[best[1]], "x", color="orange")
+    axes.plot(first[best[0]].item(), second[best[1]].item(), "x", color="orange")
 
 
 def figure_paths(images: Images, epochs: int, out: Path, n_grid: int) -> None:
@@ -132,7 +133,7 @@ def figure_covariances(images: Images, epochs: int, out: Path) -> None:
         train(model, images, epochs, seed=0, label=f"{name}, covariance")
         covariance = model.posterior(images.test[:1]).covariance_matrix[0].detach()
         limit = covariance.abs().max().item()
-        shown = axes.imshow(covariance, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        shown = axes.imshow(covariance.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         mean = mean_correlation(covariance)
         axes.set_title(f"{title}, mean |corr.| {mean:.2f}", fontsize=10)
         figure.colorbar(shown, ax=axes, shrink=0.7)
