@@ -271,6 +271,16 @@ def test_decoders_extended_by_backpack_work(route: str):
         assert decoder[0].weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_nothing_is_dropped_in_extended_decoders_either(route: str):
+    decoder = nn.Sequential(nn.Linear(3, 9), nn.Dropout(0.5), nn.Linear(9, 7))
+    x, z = torch.randn(4, 7), torch.randn(4, 3)
+    expected = LatentLaplace(decoder, linearisation=route).posterior(x, z)
+    q = LatentLaplace(extend(decoder), linearisation=route).posterior(x, z)
+    torch.testing.assert_close(q.mean, expected.mean)
+    assert all(module.training for module in decoder.modules())
+
+
 def test_the_engine_gives_no_half_gradients():
     decoder = DECODERS["relu"]()
     x, z = data(decoder)

@@ -157,6 +157,14 @@ def test_it_trains_in_anyones_loop(likelihood: str):
         assert model.log_sigma.item() < -0.5  # the noise was learned
 
 
+@pytest.mark.parametrize("route", ["jacobian", "products"])
+def test_truncated_covariances_train(route: str):
+    model = vlae(nn.ReLU, linearisation=route, rank=1, n_updates=2)
+    model.elbo(images(model)).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert model.encoder[0].weight.grad.abs().sum() > 0
+
+
 def test_shapes_of_images():
     decoder = nn.Sequential(nn.Linear(2, 12), nn.Unflatten(1, (1, 4, 3)))
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))

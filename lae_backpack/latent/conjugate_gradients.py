@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,14 +66,16 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     @override
-    def forward(ctx, residual: Tensor, solution: Tensor, product: Product) -> Tensor:  # pyright: ignore
+    def forward(
+        ctx: Any, residual: Tensor, solution: Tensor, product: Product
+    ) -> Tensor:
         ctx.product = product
         return solution.clone()
 
     @staticmethod
     @once_differentiable
     @override
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return conjugate_gradients(ctx.product, gradient), None, None
 
 

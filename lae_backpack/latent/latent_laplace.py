@@ -147,7 +147,8 @@ class LatentLaplace:
             return linear_model(decode_of(self.decoder), z)
 
     def _linearised(self) -> Linearisation:
-        return ROUTES[self.linearisation](self.decoder, self.likelihood)
+        with evaluating(self.decoder):  # of which it may keep a copy
+            return ROUTES[self.linearisation](self.decoder, self.likelihood)
 
     def _updates(
         self, linearised: Linearisation, x: Tensor, z0: Tensor | None, n_updates: int

@@ -60,7 +60,9 @@ def cut(decoder: Module) -> Parts | None:
     ):
         n_tail += 1
     *body, head = layers[: len(layers) - n_tail] or [decoder]
-    if not isinstance(head, nn.Linear) or head.in_features >= head.out_features:
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return None
+    if head.in_features >= head.out_features:
         return None
     tail = layers[len(layers) - n_tail :]
     return Parts(nn.Sequential(*body), head, nn.Sequential(*tail))
