@@ -105,7 +105,9 @@ def figure_paths(images: Images, epochs: int, out: Path, n_grid: int) -> None:
         n_grid: Points along each side.
     """
     names, n_images = ("vae", "savae", "vlae"), 3
-    figure, grid = plt.subplots(n_images, len(names), figsize=(9, 8), squeeze=False)
+    figure, grid = plt.subplots(
+        n_images, len(names), figsize=(9, 8), layout="constrained"
+    )
     for column, name in enumerate(names):
         torch.manual_seed(0)
         model = build(name, N_UPDATES, images, code=2)
@@ -126,7 +128,7 @@ def figure_covariances(images: Images, epochs: int, out: Path) -> None:
         epochs: How long models train.
         out: The file.
     """
-    figure, grid = plt.subplots(1, len(TITLES), figsize=(13, 3.4))
+    figure, grid = plt.subplots(1, len(TITLES), figsize=(13, 3.4), layout="constrained")
     for axes, (name, title) in zip(grid, TITLES.items(), strict=True):
         torch.manual_seed(0)
         model = build(name, 4, images)
