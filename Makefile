@@ -34,6 +34,7 @@ docs: install
 
 bench: install
 	$(BIN)/python examples/benchmarks/engine.py
+	$(BIN)/python examples/benchmarks/posterior.py
 
 # Writes the list of supported layers into README.md.
 readme: install

@@ -18,8 +18,9 @@ from lae_backpack.curvature.sweep import diag_ggn
 from lae_backpack.latent import bridge as _bridge  # noqa: F401  la.latent(include=...)
 from lae_backpack.posterior import last_layer as _  # noqa: F401  explains itself
 from lae_backpack.posterior.autoencoder import LaplaceAE
+from lae_backpack.posterior.block_diagonal import BlockDiagLaplace
 from lae_backpack.posterior.encoder_decoder import AutoEncoder
-from lae_backpack.posterior.online import OnlineSettings
+from lae_backpack.posterior.online.settings import OnlineSettings
 from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DiagGGNMixed",
     # structures for laplace-torch
     "ApproxDiagLaplace",
+    "BlockDiagLaplace",
     "MixedDiagLaplace",
     # autoencoders
     "AutoEncoder",

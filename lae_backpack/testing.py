@@ -16,7 +16,7 @@ from lae_backpack.curvature.policy import APPROX, EXACT
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
-from lae_backpack.curvature.step import param_curvature, seed
+from lae_backpack.curvature.step import block_rows, param_curvature, seed
 
 
 def check_rule(
@@ -25,8 +25,8 @@ def check_rule(
     """Compare everything a rule says with explicit Jacobians.
 
     Works on a copy in float64. For a layer: the diagonal and the dense step to the
-    input, and the curvature of each parameter under both, summed and per sample. For a
-    loss: the diagonal and the whole Hessian.
+    input, and the curvature of each parameter under both, summed and per sample, and of
+    all parameters with each other. For a loss: the diagonal and the whole Hessian.
 
     Args:
         module: The layer or loss; it must not be random (dropout in train mode is).
@@ -98,6 +98,12 @@ def _check_layer(rule: DiagRule, call: Call, tolerance: float) -> None:
                     assert found.shape[per_sample:] == getattr(call.module, name).shape
                     what = f"{label} -> {name}{' per sample' if per_sample else ''}"
                     _compare(what, found.reshape(true.shape), true, tolerance)
+            rows = block_rows(rule, call, quantity)
+            if rows:
+                jw = torch.cat([jacobians[name] for name in rows], 2)  # [N, F, B]
+                true = (jw.transpose(1, 2) @ matrix @ jw).sum(0)
+                found = torch.cat(list(rows.values()))
+                _compare(f"{label} -> block of parameters", found, true, tolerance)
             jacobians["x"] = to_input
 
 

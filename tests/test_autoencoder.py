@@ -148,7 +148,7 @@ class Stateful:
         ([images().float()], TypeError, "has dtype torch.float32"),
         ([images(), images() * float("nan")], ValueError, "Batch 2 .* not finite"),
         ([{"image": images()}], TypeError, r"x, \(x,\) or \(x, label\)"),
-        ([images()[:, :, :3]], RuntimeError, "shapes"),
+        ([images()[:, :, :3]], ValueError, r"not take x of shape \(10, 1, 3, 3\)"),
     ],
 )
 def test_bad_batches_are_refused_and_change_nothing(batches, error, words):

@@ -306,8 +306,8 @@ def test_float32():
         ({"linearisation": "svd"}, "linearisation must be one of"),
         ({"alpha": 1.5}, r"alpha must be within \(0, 1\], got 1.5"),
         ({"alpha": []}, "alpha has 0 numbers, and update 1 needs one more"),
-        ({"rank": 0}, "rank must be an integer of at least 1, got 0"),
-        ({"n_iterations": 0}, "n_iterations must be an integer of at least 1"),
+        ({"rank": 0}, "rank must be at least 1 and an integer, got 0"),
+        ({"n_iterations": 0}, "n_iterations must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, words):
@@ -321,14 +321,14 @@ X = torch.zeros(4, 7, dtype=torch.float64)
 @pytest.mark.parametrize(
     "x, arguments, error, words",
     [
-        (X[0], {}, ValueError, r"must be a batch .* got \(7,\)"),
-        (X[:0], {}, ValueError, "at least one image"),
+        (X[0], {}, ValueError, r"x has shape \(7,\), \[N, ...\]"),
+        (X[:0], {}, ValueError, "N of at least 1"),
         (X.float(), {}, TypeError, "x has dtype torch.float32"),
         (X * float("nan"), {}, ValueError, "not finite"),
         (X[:, :5], {}, ValueError, r"makes \(4, 7\) of these codes, but x is \(4, 5\)"),
         (X, {"z0": X[:3, :3]}, ValueError, r"Codes must be \[4, K\], .* got \(3, 3\)"),
         (X, {"z0": X[:, :3].float()}, TypeError, "Codes have dtype torch.float32"),
-        (X, {"n_updates": -1}, ValueError, "n_updates must be an integer of at least"),
+        (X, {"n_updates": -1}, ValueError, "n_updates must be at least 0"),
     ],
 )
 def test_bad_input_is_refused(x, arguments, error, words):

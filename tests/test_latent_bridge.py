@@ -65,10 +65,24 @@ def test_sampled_posteriors_belong_to_the_sampled_networks():
         assert gradient.abs().max() < 1e-5  # at the mode of its own network
 
 
+@pytest.mark.parametrize("include", ["code", "both"])
+def test_chunks_change_nothing(include: str):
+    x, la = images(), fitted()
+    whole = la.latent(x, 3, seeded(), include=include)
+    for size in (1, 4):
+        chunked = la.latent(x, 3, seeded(), size, include)
+        torch.testing.assert_close(chunked, whole)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        la.latent(x, chunk_size=0, include=include)
+
+
 def test_the_default_is_unchanged_and_the_model_too():
     x, la = images(), fitted()
     before = {k: v.clone() for k, v in la.model.state_dict().items()}
-    plain, said = (la.latent(x, 5, seeded()), la.latent(x, 5, seeded(), "weights"))
+    plain, said = (
+        la.latent(x, 5, seeded()),
+        la.latent(x, 5, seeded(), include="weights"),
+    )
     assert torch.equal(plain[1], said[1])
     la.latent(x, 5, include="both")
     for name, value in la.model.state_dict().items():
@@ -79,7 +93,7 @@ def test_errors_say_what_to_do():
     x = images()
     with pytest.raises(ValueError, match="include must be one of .*'both'.* got 'all'"):
         fitted().latent(x, include="all")
-    with pytest.raises(ValueError, match="n_samples must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="n_samples must be at least 1 and an integer"):
         fitted().latent(x, 0, include="both")
     for include in ("code", "both"):
         with pytest.raises(RuntimeError, match="not fitted"):

@@ -1,6 +1,7 @@
 """The new structures in laplace-torch: against its own, and for many outputs."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -212,10 +213,15 @@ def test_a_failed_fit_changes_nothing():
     la = Laplace(image_net(), "regression", "all", "approx_diag")
     la.fit(loader(*IMAGES))
     before = copy.deepcopy(la.state_dict())
-    wrong = loader(IMAGES[0], IMAGES[1][:, :1])
-    for override in (True, False):
+    x, y = IMAGES
+    good, bad = (x, y), (x, y[:, :1])
+
+    class Batches(list):
+        dataset = x
+
+    for wrong, override in product(([bad], [good, bad]), (True, False)):
         with pytest.raises(NotImplementedError, match="differ in shape"):
-            la.fit(wrong, override=override)
+            la.fit(Batches(wrong), override=override)
         for name, value in la.state_dict().items():
             same = torch.equal if isinstance(value, Tensor) else lambda a, b: a == b
             assert same(value, before[name]), name

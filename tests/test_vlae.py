@@ -209,7 +209,7 @@ def test_state_goes_round_and_copies_are_independent():
         ({"linearisation": "engine"}, "has no gradients"),
         ({"likelihood": "poisson"}, "likelihood must be one of"),
         ({"sigma": -1.0}, "sigma must be one positive number, got -1.0"),
-        ({"n_updates": -1}, "n_updates must be an integer of at least 0, got -1"),
+        ({"n_updates": -1}, "n_updates must be at least 0 and an integer, got -1"),
         ({"alpha": 0.0}, "alpha must be within"),
     ],
 )
@@ -222,9 +222,9 @@ def test_errors_say_what_to_do():
     model = vlae()
     x = images(model)
     for name in ("elbo", "log_likelihood"):
-        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        with pytest.raises(ValueError, match="must be at least 1 and an integer"):
             getattr(model, name)(x, 0)
-    with pytest.raises(ValueError, match="must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1 and an integer"):
         model.sample(0)
     with pytest.raises(TypeError, match="x has dtype torch.float32"):
         LatentLaplace(model.decoder).posterior(x.float())

@@ -471,3 +471,19 @@ def test_parametrized_weights_are_named_as_such():
     layer = nn.utils.parametrizations.weight_norm(Linear(3, 2))
     with pytest.raises(UnsupportedLayerError, match="weights are parametrized"):
         alone(nn.Sequential(layer), torch.randn(4, 3))
+
+
+def test_a_parameter_shared_with_an_idle_module_goes_by_its_first_name():
+    class Shares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.idle, self.used = nn.Linear(3, 2), nn.Linear(3, 2)
+            self.used.weight = self.idle.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    model, x = Shares(), torch.rand(4, 3)
+    found = diag_ggn(model, nn.MSELoss(reduction="sum"), x, torch.rand(4, 2))
+    assert set(found) == {"idle.weight", "used.bias"}
+    torch.testing.assert_close(found["idle.weight"], 2 * x.square().sum(0).expand(2, 3))

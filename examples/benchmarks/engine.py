@@ -6,8 +6,6 @@ python examples/benchmarks/engine.py --smoke    # seconds, for tests; proves not
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +13,7 @@ from backpack.extensions import DiagGGNExact, DiagGGNMC
 from contenders import alone, hooked, hooked_flat, plain, stochman
 from measuring import exponent, interleaved, peak_memory, ratio, write_json
 from models import conv_stack, fashion_autoencoder, image_autoencoder
+from table import Row, Table, arguments
 from torch import Tensor
 
 from lae_backpack import DiagGGNApprox, DiagGGNMixed
@@ -23,30 +22,6 @@ from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 RESULTS = Path(__file__).parent / "results"
 BATCH = 8
 STACKS = [(3, 32), (32, 64), (3, 128), (3, 256)]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured number and what it is held to."""
-
-    what: str
-    value: float
-    limit: float | None = None
-    at_least: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """Whether the number is within its limit."""
-        if self.limit is None:
-            return ""
-        met = self.value >= self.limit if self.at_least else self.value <= self.limit
-        return "ok" if met else "MISSED"
-
-    def __str__(self) -> str:
-        """The row of the printed table."""
-        sign = ">=" if self.at_least else "<="
-        limit = "" if self.limit is None else f"{sign} {self.limit:g}"
-        return f"{self.what:<66} {self.value:9.2f} {limit:>8} {self.verdict}"
 
 
 def batch_for(channels: int, pixels: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -207,27 +182,16 @@ def growth_with_pixels(rounds: int, smoke: bool) -> tuple[list[Row], dict[str, o
 
 def main() -> None:
     """Print the table and write the results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
-    parser.add_argument("--rounds", type=int, default=21, help="rounds that count")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
-    args = parser.parse_args()
+    args = arguments(__doc__, RESULTS)
     torch.manual_seed(args.seed)
     rounds = 1 if args.smoke else args.rounds
-    rows: list[Row] = []
-
-    def show(new: list[Row]) -> None:
-        rows.extend(new)
-        print(*new, sep="\n", flush=True)
-
-    show(against_a_plain_pass(rounds, args.smoke))
-    show(against_the_exact_diagonal(args.smoke))
-    show(mixed_against_approx(rounds, args.smoke))
+    table = Table()
+    table.show(against_a_plain_pass(rounds, args.smoke))
+    table.show(against_the_exact_diagonal(args.smoke))
+    table.show(mixed_against_approx(rounds, args.smoke))
     grown, measured = growth_with_pixels(rounds, args.smoke)
-    show(grown)
-    table = [{**asdict(row), "verdict": row.verdict} for row in rows]
-    content = {"seed": args.seed, "rows": table, "growth": measured}
+    table.show(grown)
+    content = {"seed": args.seed, "rows": table.content(), "growth": measured}
     write_json(args.out / "engine.json", content)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from lae_backpack import AutoEncoder
+
 
 def conv_stack(channels: int) -> nn.Sequential:
     """Five 3x3 convolutions with Tanh that keep channels and size (Fig. 7).
@@ -20,14 +22,37 @@ def conv_stack(channels: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def fashion_autoencoder(divisor: int = 4) -> nn.Sequential:
+def mnist_autoencoder() -> AutoEncoder:
+    """The paper's linear autoencoder for 28x28 images, 1,068,306 parameters.
+
+    Returns:
+        The net, for flat images.
+    """
+    encoder = nn.Sequential(
+        nn.Linear(784, 512),
+        nn.Tanh(),
+        nn.Linear(512, 256),
+        nn.Tanh(),
+        nn.Linear(256, 2),
+    )
+    decoder = nn.Sequential(
+        nn.Linear(2, 256),
+        nn.Tanh(),
+        nn.Linear(256, 512),
+        nn.Tanh(),
+        nn.Linear(512, 784),
+    )
+    return AutoEncoder(encoder, decoder)
+
+
+def fashion_autoencoder(divisor: int = 4) -> AutoEncoder:
     """The paper's convolutional autoencoder for 28x28 images.
 
     Args:
         divisor: By what the paper's widths are divided.
 
     Returns:
-        The net, encoder and decoder in sequence.
+        The net.
     """
     c, wide, narrow = 64 // divisor, 2048 // divisor, 1024 // divisor
     encoder = nn.Sequential(
@@ -60,7 +85,7 @@ def fashion_autoencoder(divisor: int = 4) -> nn.Sequential:
         nn.Tanh(),
         nn.Conv2d(c, 1, 3, padding=1),
     )
-    return nn.Sequential(encoder, decoder)
+    return AutoEncoder(encoder, decoder)
 
 
 def image_autoencoder(pixels: int, channels: int = 8) -> nn.Sequential:

@@ -59,6 +59,8 @@ class Recorder:
         self.records: list[Record] = []
         self.trainable: set[int] = set()
         self._places = {module: name for name, module in model.named_modules()}
+        # A shared parameter goes by its first name, wherever it is used.
+        self._names = {param: name for name, param in model.named_parameters()}
         # Tensors that modules made, kept alive so that their ids stay their own.
         self._made: dict[int, tuple[Tensor, int]] = {}
         if wanted is not None:
@@ -105,14 +107,13 @@ class Recorder:
         used: dict[Parameter, str] = {}
         for record in self.records:
             module = record.call.module
-            for own, param in module._parameters.items():
+            for param in module._parameters.values():
                 if param is None:
                     continue
-                name = ".".join(filter(None, (self._places[module], own)))
                 if param in used and param.requires_grad:
                     what = f"The parameter {used[param]!r}"
                     raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
-                used[param] = name
+                used[param] = self._names[param]
         return used
 
     def require_known(self, tensor: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from torch import Tensor
@@ -14,6 +14,8 @@ from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
 
 Key = TypeVar("Key")
+# What a pass wants to know of each module: a tensor for each trainable parameter.
+Measure = Callable[[DiagRule, Call, Diag | Dense], dict[str, Tensor]]
 
 
 def seed(rule: LossRule, call: Call, policy: DensePolicy) -> Diag | Dense:
@@ -48,16 +50,39 @@ def param_curvature(
         The curvature by parameter name.  # [N, *param] if per_sample else [*param]
     """
     curvature = {}
-    for name in rule.params:
-        param = getattr(call.module, name, None)
-        if param is None or not param.requires_grad:
-            continue
+    for name in _trainable(rule, call):
         if isinstance(quantity, Diag):
             value = rule.param_diag(name, call, quantity.values, per_sample)
         else:
             value = rule.param_dense(name, call, quantity, per_sample)
         curvature[name] = value
     return curvature
+
+
+def block_rows(rule: DiagRule, call: Call, quantity: Diag | Dense) -> dict[str, Tensor]:
+    """Curvature of a module's trainable parameters with each other.
+
+    Args:
+        rule: The module's rule.
+        call: The use of the module.
+        quantity: M at its output.
+
+    Returns:
+        Each parameter's rows of the module's block.  # [param.numel(), B]
+    """
+    # Rows and columns are in the order of model.parameters().
+    order = list(call.module._parameters)
+    names = sorted(_trainable(rule, call), key=order.index)
+    if not names:
+        return {}
+    block = rule.param_block(names, call, quantity)
+    sizes = [getattr(call.module, name).numel() for name in names]
+    return dict(zip(names, block.split(sizes), strict=True))
+
+
+def _trainable(rule: DiagRule, call: Call) -> list[str]:
+    params = ((name, getattr(call.module, name, None)) for name in rule.params)
+    return [name for name, p in params if p is not None and p.requires_grad]
 
 
 def add_to(arrived: dict[Key, Diag | Dense], key: Key, quantity: Diag | Dense) -> None:

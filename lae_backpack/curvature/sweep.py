@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 import torch
@@ -22,7 +23,7 @@ from lae_backpack.curvature.recorder import Record, Recorder
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
-from lae_backpack.curvature.step import add_to, param_curvature, seed
+from lae_backpack.curvature.step import Measure, add_to, param_curvature, seed
 
 
 def diag_ggn(
@@ -52,7 +53,8 @@ def diag_ggn(
         The curvature by parameter name.  # [N, *param] if per_sample else [*param]
     """
     policy = DensePolicy(max_dense_dim)
-    return sweep(model, loss, x, target, policy, per_sample).curvature
+    measure = partial(param_curvature, per_sample=per_sample)
+    return sweep(model, loss, x, target, policy, measure).curvature
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ def sweep(
     x: Tensor,
     target: Tensor,
     policy: DensePolicy,
-    per_sample: bool,
+    measure: Measure,
+    gradient_scale: float | None = None,
 ) -> Sweep:
-    """As ``diag_ggn``, for who needs the model's output, too.
+    """As ``diag_ggn``, for who needs the model's output or gradients, too.
 
     Args:
         model: The model.
@@ -87,33 +90,40 @@ def sweep(
         x: A batch.  # [N, *in]
         target: The target.
         policy: Where M is kept dense.
-        per_sample: Keep the samples apart.
+        measure: What is wanted of each module: ``param_curvature``, ``block_rows``.
+        gradient_scale: If given, the same forward pass also adds the gradients of this
+            many losses to the parameters' ``grad``.
 
     Returns:
         Output and curvature.
     """
     require_loss(loss)
     keep_freed_memory()
-    with Recorder(model) as recorder:
+    wants_gradients = gradient_scale is not None
+    with Recorder(model) as recorder, torch.set_grad_enabled(wants_gradients):
         output = model(x)
     recorder.require_known(output)
     names = recorder.parameter_names()
     _require_rules_for_all_parameters(model, x, set(names))
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
-    loss_call = Call(loss, (output, target), loss.forward(output, target))
+    with torch.set_grad_enabled(wants_gradients):
+        loss_call = Call(loss, (output, target), loss.forward(output, target))
     check_output(loss_call, lambda: "loss")
+    if wants_gradients:
+        scale = torch.full_like(loss_call.output, gradient_scale)
+        torch.autograd.backward(loss_call.output, scale)
 
     results: dict[str, Tensor] = {}
     arrived: dict[int, Diag | Dense] = {}
     if id(output) in recorder.trainable:
         arrived[id(output)] = seed(loss_rule, loss_call, policy)
     for record, quantity in backwards(recorder, arrived, policy):
-        call, rule = record.call, record.rule
-        for name, value in param_curvature(rule, call, quantity, per_sample).items():
+        call = record.call
+        for name, value in measure(record.rule, call, quantity).items():
             results[names[getattr(call.module, name)]] = value
     in_order = {name: results[name] for name in names.values() if name in results}
-    return Sweep(output, loss_call.output, in_order)
+    return Sweep(output.detach(), loss_call.output.detach(), in_order)
 
 
 def require_loss(loss: Module) -> None:

@@ -15,9 +15,12 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from torch.nn import Module
 
-from lae_backpack.latent.checks import require_count
+from lae_backpack.curvature.quantities import features
 from lae_backpack.latent.latent_laplace import LatentLaplace
 from lae_backpack.posterior.autoencoder import LaplaceAE
+from lae_backpack.posterior.batches import checked_images
+from lae_backpack.posterior.choices import require_at_least_one
+from lae_backpack.posterior.chunks import automatic_size
 from lae_backpack.posterior.code_parts import register_code_part
 from lae_backpack.posterior.sampling import (
     Weights,
@@ -60,6 +63,7 @@ def sampled_posteriors(
     x: Tensor,
     n_samples: int = 100,
     generator: torch.Generator | None = None,
+    chunk_size: int | None = None,
     n_updates: int = 0,
     **settings: Any,
 ) -> Iterator[MultivariateNormal]:
@@ -72,6 +76,7 @@ def sampled_posteriors(
         x: A batch.  # [N, *in]
         n_samples: How many networks.
         generator: Where randomness comes from.
+        chunk_size: Images whose Jacobians are there at once; ``None`` chooses.
         n_updates: Updates from the encoder's code to the mode. None keeps the code
             where the encoder puts it, which knows no prior over codes.
         **settings: As for ``LatentLaplace``.
@@ -79,16 +84,19 @@ def sampled_posteriors(
     Yields:
         One Gaussian for each image, network by network.
     """
-    require_count("n_samples", n_samples, 1)
-    la._require_fit()
+    require_at_least_one("n_samples", n_samples)
     sampler = la.sampler()
     draws = (sampler.draw(generator) for _ in range(n_samples))
-    yield from _posteriors(la, x, draws, n_updates, **settings)
+    yield from _posteriors(la, x, draws, chunk_size, n_updates, **settings)
 
 
 @register_code_part("code")
 def code_moments(
-    la: LaplaceAE, x: Tensor, n_samples: int, generator: torch.Generator | None
+    la: LaplaceAE,
+    x: Tensor,
+    n_samples: int,
+    generator: torch.Generator | None,
+    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The code's own uncertainty, under the mean weights.
 
@@ -97,19 +105,24 @@ def code_moments(
         x: A batch.  # [N, *in]
         n_samples: Not needed.
         generator: Not needed.
+        chunk_size: As for ``la(x)``.
 
     Returns:
         Mean and variance.  # [N, K] each
     """
-    la._require_fit()
     sampler = la.sampler()
-    (q,) = _posteriors(la, x, [sampler.by_name(sampler.mean)], n_updates=0)
+    networks = [sampler.by_name(sampler.mean)]
+    (q,) = _posteriors(la, x, networks, chunk_size, n_updates=0)
     return q.mean, q.variance
 
 
 @register_code_part("both")
 def total_moments(
-    la: LaplaceAE, x: Tensor, n_samples: int, generator: torch.Generator | None
+    la: LaplaceAE,
+    x: Tensor,
+    n_samples: int,
+    generator: torch.Generator | None,
+    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The weights' and the code's uncertainty together.
 
@@ -118,13 +131,14 @@ def total_moments(
         x: A batch.  # [N, *in]
         n_samples: How many networks are sampled.
         generator: Where randomness comes from.
+        chunk_size: As for ``la(x)``.
 
     Returns:
         Mean and variance.  # [N, K] each
     """
-    posteriors = list(sampled_posteriors(la, x, n_samples, generator))
-    means = torch.stack([q.mean for q in posteriors])
-    variances = torch.stack([q.variance for q in posteriors])
+    posteriors = sampled_posteriors(la, x, n_samples, generator, chunk_size)
+    moments = [torch.stack([q.mean, q.variance]) for q in posteriors]
+    means, variances = torch.stack(moments, dim=1)  # [S, N, K] each
     between = means.var(0, correction=min(1, n_samples - 1))
     return means.mean(0), between + variances.mean(0)
 
@@ -133,17 +147,28 @@ def _posteriors(
     la: LaplaceAE,
     x: Tensor,
     networks: Iterable[Weights],
+    chunk_size: int | None,
     n_updates: int,
     **settings: Any,
 ) -> Iterator[MultivariateNormal]:
+    if chunk_size is not None:
+        require_at_least_one("chunk_size", chunk_size)
     model = without_hooks(la.model)
-    x = x.to(next(model.parameters()).device)
+    x = checked_images(x, model)
     likelihood = "bernoulli" if la.bernoulli else "gaussian"
     for weights in networks:
         # Nothing of this may hold while the caller has its turn.
         with evaluating(model), torch.no_grad():
-            code = Reweighted(model, "encoder", weights)(x)
+            codes = Reweighted(model, "encoder", weights)(x)
             decoder = Reweighted(model, "decoder", weights)
             laplace = LatentLaplace(decoder, likelihood, la.sigma_noise, **settings)
-            q = laplace.posterior(x, code, n_updates)
-        yield q
+            # A Jacobian has as many numbers as the image times those of the code.
+            size = automatic_size(x, features(x) * features(codes))
+            size = size if chunk_size is None else chunk_size
+            found = [
+                laplace.posterior(chunk, code, n_updates)
+                for chunk, code in zip(x.split(size), codes.split(size), strict=True)
+            ]
+        mean = torch.cat([q.mean for q in found])
+        root = torch.cat([q.scale_tril for q in found])
+        yield MultivariateNormal(mean, scale_tril=root, validate_args=False)

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from torch.nn import Module, Parameter
 
-from lae_backpack.latent.checks import code_size, require_count
+from lae_backpack.latent.checks import code_size
 from lae_backpack.latent.likelihoods import Likelihood, likelihood_named
 from lae_backpack.latent.linearisation import require_image
+from lae_backpack.posterior.choices import require_at_least_one
 
 
 class CodeModel(Module, ABC):
@@ -97,7 +98,7 @@ class CodeModel(Module, ABC):
         Returns:
             The bounds.  # [N]
         """
-        require_count("n_samples", n_samples, 1)
+        require_at_least_one("n_samples", n_samples)
         q = self.posterior(x)
         log_probs = [self.log_prob(x, draw(q, generator)) for _ in range(n_samples)]
         return torch.stack(log_probs).mean(0) - divergence_from_prior(q)
@@ -122,7 +123,7 @@ class CodeModel(Module, ABC):
         Returns:
             One estimate for each image.  # [N]
         """
-        require_count("n_importance", n_importance, 1)
+        require_at_least_one("n_importance", n_importance)
         q = self.posterior(x)
         total = x.new_full((len(x),), -math.inf)
         for _ in range(n_importance):
@@ -167,7 +168,7 @@ class CodeModel(Module, ABC):
         Returns:
             Expected pixels, without their noise.  # [S, *in]
         """
-        require_count("n_samples", n_samples, 1)
+        require_at_least_one("n_samples", n_samples)
         size = self.code_dim or code_size(self.decoder)
         weight = next(self.decoder.parameters())
         z = weight.new_empty(n_samples, size).normal_(generator=generator)

@@ -10,12 +10,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from torch.nn import Module
 
-from lae_backpack.latent.checks import (
-    check_codes,
-    check_images,
-    code_size,
-    require_count,
-)
+from lae_backpack.latent.checks import check_codes, code_size
 from lae_backpack.latent.covariance import gaussian_at
 from lae_backpack.latent.likelihoods import likelihood_named
 from lae_backpack.latent.linearisation import (
@@ -26,7 +21,12 @@ from lae_backpack.latent.linearisation import (
 )
 from lae_backpack.latent.mode import Decay, guarded_shares, share_at
 from lae_backpack.latent.shared_metric import ROUTES
-from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.batches import checked_images
+from lae_backpack.posterior.choices import (
+    require_at_least,
+    require_at_least_one,
+    require_one_of,
+)
 from lae_backpack.posterior.sampling import evaluating
 
 
@@ -72,8 +72,8 @@ class LatentLaplace:
         """
         require_one_of("linearisation", linearisation, tuple(ROUTES))
         if rank is not None:
-            require_count("rank", rank, 1)
-        require_count("n_iterations", n_iterations, 1)
+            require_at_least_one("rank", rank)
+        require_at_least_one("n_iterations", n_iterations)
         share_at(alpha, 0)
         self.likelihood = likelihood_named(likelihood, sigma)
         self.decoder = decoder
@@ -153,9 +153,9 @@ class LatentLaplace:
     def _updates(
         self, linearised: Linearisation, x: Tensor, z0: Tensor | None, n_updates: int
     ) -> Iterator[Tensor]:
-        check_images(x, self.decoder)
+        checked_images(x, self.decoder)
         self.likelihood.check(x)
-        require_count("n_updates", n_updates, 0)
+        require_at_least("n_updates", n_updates, 0)
         if z0 is None:
             z0 = x.new_zeros(len(x), self.code_dim or code_size(self.decoder))
         check_codes(z0, x)

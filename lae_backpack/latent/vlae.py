@@ -9,10 +9,10 @@ from torch.distributions import MultivariateNormal
 from torch.nn import Module
 from typing_extensions import override
 
-from lae_backpack.latent.checks import require_count
 from lae_backpack.latent.code_model import CodeModel
 from lae_backpack.latent.latent_laplace import LatentLaplace
 from lae_backpack.latent.mode import Decay, halved_decay
+from lae_backpack.posterior.choices import require_at_least
 
 
 class VLAE(CodeModel):
@@ -61,7 +61,7 @@ class VLAE(CodeModel):
                 "linearisation='engine' has no gradients, so a VLAE cannot train by "
                 "it. Use 'jacobian' or 'products'; LatentLaplace takes all three."
             )
-        require_count("n_updates", n_updates, 0)
+        require_at_least("n_updates", n_updates, 0)
         self.encoder = encoder
         self.n_updates = n_updates
         self.settings: dict[str, Any] = {

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import Module
 from torch.nn.utils import parameters_to_vector
 from tqdm import tqdm
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
-from lae_backpack.posterior import predictive
-from lae_backpack.posterior.backend import EngineCurvature
+from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import checked_batches
 from lae_backpack.posterior.choices import require_one_of
-from lae_backpack.posterior.code_parts import code_part
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
-from lae_backpack.posterior.online import History, OnlineSettings, train
-from lae_backpack.posterior.sampling import (
-    Weights,
-    evaluating,
-    moments_of,
-    run_with,
-    weights_of,
-)
+from lae_backpack.posterior.online.training import OnlineTraining
+from lae_backpack.posterior.reconstruction import Reconstructions
+from lae_backpack.posterior.sampling import evaluating
 from lae_backpack.posterior.structures import EngineDiagLaplace
 
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
 
 
-class LaplaceAE(EngineDiagLaplace):
+class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
     """A Laplace approximation of an autoencoder; targets are the inputs.
 
     ``la.fit(loader)`` fits it post hoc, ``la(x)`` gives mean and variance shaped like
@@ -47,7 +40,7 @@ class LaplaceAE(EngineDiagLaplace):
         likelihood: str = "regression",
         *,
         hessian_structure: str = "mixed_diag",
-        sigma_noise: float | Literal["residual"] = "residual",
+        sigma_noise: float | Literal["residual", "learned"] = "residual",
         backend_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -59,7 +52,9 @@ class LaplaceAE(EngineDiagLaplace):
                 in [0, 1] and a decoder that gives logits.
             hessian_structure: ``"approx_diag"`` or ``"mixed_diag"``.
             sigma_noise: The standard deviation of Gaussian pixels; ``"residual"`` takes
-                the root mean squared error of reconstructions when fitting.
+                the root mean squared error of reconstructions when fitting post hoc;
+                ``"learned"`` maximises the evidence post hoc, and follows the error of
+                sampled networks online.
             backend_kwargs: ``{"max_dense_dim": ...}`` for the mixed diagonal.
             **kwargs: As for laplace-torch's ``DiagLaplace``.
         """
@@ -67,12 +62,15 @@ class LaplaceAE(EngineDiagLaplace):
         require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
         require_one_of("hessian_structure", hessian_structure, tuple(LIMITS))
         self.bernoulli = likelihood == "bernoulli"
+        if isinstance(sigma_noise, str):
+            require_one_of("sigma_noise", sigma_noise, ("residual", "learned"))
         self.noise_from_residuals = sigma_noise == "residual" and not self.bernoulli
+        self.learns_noise = sigma_noise == "learned" and not self.bernoulli
         given = {"max_dense_dim": LIMITS[hessian_structure]} | (backend_kwargs or {})
         super().__init__(
             model,
             "classification" if self.bernoulli else "regression",
-            sigma_noise=1.0 if sigma_noise == "residual" else sigma_noise,
+            sigma_noise=1.0 if isinstance(sigma_noise, str) else sigma_noise,
             backend_kwargs=given,
             **kwargs,
         )
@@ -115,182 +113,21 @@ class LaplaceAE(EngineDiagLaplace):
                 curvature += diagonal
                 loss = loss + loss_batch
                 count += len(x)
+        require_finite(torch.as_tensor(loss), curvature)
         self.H, self.loss, self.n_data = curvature, loss, count
         self.n_outputs = self.backend.n_outputs
         self.mean = parameters_to_vector(self.params).detach()
-        if self.noise_from_residuals:
+        if self.noise_from_residuals or self.learns_noise:
             squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
-            self.sigma_noise = squares.sqrt()
+            least = torch.finfo(squares.dtype).eps  # a perfect fit is no reason to fail
+            self.sigma_noise = squares.sqrt().clamp_min(least)
+        if self.learns_noise:
+            self._learn_noise()
 
-    def fit_online(
-        self,
-        loader: Iterable[object],
-        n_epochs: int = 10,
-        *,
-        settings: OnlineSettings | None = None,
-        lr: float = 1e-3,
-        optimizer: torch.optim.Optimizer | None = None,
-        generator: torch.Generator | None = None,
-        progress_bar: bool = True,
-        callbacks: Iterable[Callable[[LaplaceAE, History], None]] = (),
-    ) -> History:
-        """Train the mean and the precision together, by Monte-Carlo EM.
-
-        The noise is taken as 1, as in the paper, unless ``sigma_noise`` was given.
-
-        Args:
-            loader: Yields ``x``, ``(x,)`` or ``(x, label)``; needs ``loader.dataset``.
-            n_epochs: How many epochs.
-            settings: How the precision follows the data.
-            lr: The learning rate of Adam, if no optimiser is given.
-            optimizer: An optimiser of the model's parameters.
-            generator: Where randomness comes from.
-            progress_bar: Show one.
-            callbacks: Called with this object and the history after each epoch.
-
-        Returns:
-            The history.
-
-        Raises:
-            TypeError: If the loader does not tell how much data it has.
-        """
-        dataset = getattr(loader, "dataset", None)
-        if dataset is None:
-            raise TypeError(
-                f"fit_online must know how much data there is, and "
-                f"{type(loader).__name__} has no dataset. Use a DataLoader."
-            )
-        n_data = len(dataset)
-        optimizer = optimizer or torch.optim.Adam(self.params, lr)
-        settings = settings or OnlineSettings()
-        how = settings, optimizer, generator, progress_bar, callbacks
-        history = train(self, loader, n_data, n_epochs, *how)
-        self.mean = parameters_to_vector(self.params).detach()
-        self.n_data, self.n_outputs = n_data, self.backend.n_outputs
-        return history
-
-    @override
-    def __call__(
-        self,
-        x: Tensor,
-        pred_type: str = "nn",
-        n_samples: int = 100,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the reconstruction.
-
-        Args:
-            x: A batch.  # [N, *in]
-            pred_type: ``"nn"`` samples networks, ``"glm"`` linearises.
-            n_samples: How many networks.
-            generator: Where randomness comes from.
-            **kwargs: As for the other structures.
-
-        Returns:
-            Mean and variance of pixels, or of their probabilities.  # [N, *in] each
-
-        Raises:
-            ValueError: If the likelihood does not allow it.
-        """
-        require_one_of("pred_type", pred_type, ("nn", "glm"))
-        if pred_type == "nn":
-            return moments_of(self._reconstructions(x, n_samples, generator))
-        self._require_fit()
-        if self.bernoulli:
-            raise ValueError(
-                "pred_type='glm' linearises logits, whose variance is not that of the "
-                "pixels. Use pred_type='nn' for likelihood='bernoulli'."
-            )
-        draw = self.model, self.sampler(), x.to(self._device), n_samples, generator
-        with evaluating(self.model):
-            return predictive.linearised_moments(*draw)
-
-    def latent(
-        self,
-        x: Tensor,
-        n_samples: int = 100,
-        generator: torch.Generator | None = None,
-        include: str = "weights",
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the code.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many encoders are sampled.
-            generator: Where randomness comes from.
-            include: ``"weights"``, ``"code"`` (see ``LatentLaplace``) or ``"both"``.
-
-        Returns:
-            Mean and variance.  # [N, *code] each
-        """
-        if include != "weights":
-            return code_part(include)(self, x, n_samples, generator)
-        return moments_of(self._codes(x, n_samples, generator))
-
-    def samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Reconstructions by sampled networks.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many networks.
-            generator: Where randomness comes from.
-
-        Returns:
-            Pixels, or their probabilities.  # [S, N, *in]
-        """
-        return torch.stack(list(self._reconstructions(x, n_samples, generator)))
-
-    def latent_samples(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Codes by sampled encoders.
-
-        With equal generators they belong to the same networks as ``samples``.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many networks.
-            generator: Where randomness comes from.
-
-        Returns:
-            The codes.  # [S, N, *code]
-        """
-        return torch.stack(list(self._codes(x, n_samples, generator)))
-
-    @torch.no_grad()
-    def _networks(
-        self, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Weights]:
-        self._require_fit()
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
-        sampler = self.sampler()
-        for _ in range(n_samples):
-            yield sampler.draw(generator)
-
-    def _reconstructions(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        x = x.to(self._device)
-        with evaluating(self.model), torch.no_grad():
-            for weights in self._networks(n_samples, generator):
-                output = run_with(self.model, weights, x)
-                yield output.sigmoid() if self.bernoulli else output
-
-    def _codes(
-        self, x: Tensor, n_samples: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        x = x.to(self._device)
-        encoder: Any = self.model.encoder
-        with evaluating(self.model), torch.no_grad():
-            for weights in self._networks(n_samples, generator):
-                yield run_with(encoder, weights_of("encoder", weights), x)
-
-    def _require_fit(self) -> None:
-        if not self.n_data:
-            raise RuntimeError(
-                "This LaplaceAE is not fitted. Call la.fit(loader) first."
-            )
+    def _learn_noise(self, n_updates: int = 20) -> None:
+        """MacKay's updates: the error is shared by the data the weights do not fit."""
+        squared_error = 2 * self.loss
+        for _ in range(n_updates):
+            explained = self._H_factor * self.H / self.posterior_precision
+            free = self.n_data * self.n_outputs - explained.sum()
+            self.sigma_noise = (squared_error / free).sqrt()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +12,13 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from lae_backpack.curvature.errors import SHARED_REMEDY, UnsupportedModelError
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import features
-from lae_backpack.curvature.sweep import sweep
+from lae_backpack.curvature.step import Measure, block_rows, param_curvature
+from lae_backpack.curvature.sweep import Sweep, sweep
+from lae_backpack.posterior.blocks import BlockDiag
+from lae_backpack.posterior.layers import Layer
 from lae_backpack.posterior.sampling import without_hooks
 
 
@@ -67,9 +73,7 @@ class EngineCurvature(CurvatureInterface):
     def diag(
         self, x: Tensor, y: Tensor, N: int | None = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.lossfunc, Module)
-        swept = sweep(self.model, self.lossfunc, x, y, self.policy, per_sample=False)
-        self.n_outputs = features(swept.output)
+        swept = self._swept(x, y, partial(param_curvature, per_sample=False))
         diagonals = [
             swept.curvature[name].flatten()
             if name in swept.curvature
@@ -77,3 +81,61 @@ class EngineCurvature(CurvatureInterface):
             for name, param in self.params_dict.items()
         ]
         return self.factor * swept.loss, self.factor * torch.cat(diagonals)
+
+    def blocks(
+        self, x: Tensor, y: Tensor, layers: Sequence[Layer]
+    ) -> tuple[Tensor, BlockDiag]:
+        """One full block per layer.
+
+        Args:
+            x: A batch.  # [N, *in]
+            y: Its targets.
+            layers: The layers.
+
+        Returns:
+            Loss and curvature.
+
+        Raises:
+            UnsupportedModelError: If parameters do not belong to one layer each.
+        """
+        swept = self._swept(x, y, block_rows)
+        rows, blocks = swept.curvature, BlockDiag.zeros([i.size for i in layers], x)
+        for i, layer in enumerate(layers):
+            own = [rows.pop(name) for name in layer.sizes if name in rows]
+            if not own:
+                continue  # the model does not use it
+            block = own[0] if len(own) == 1 else torch.cat(own)
+            if block.shape != (layer.size, layer.size):
+                raise UnsupportedModelError(_not_one_layer(layer.name))
+            blocks.blocks[i] = block.mul_(self.factor)
+        if rows:
+            raise UnsupportedModelError(_not_one_layer(next(iter(rows))))
+        return self.factor * swept.loss, blocks
+
+    def _swept(self, x: Tensor, y: Tensor, measure: Measure) -> Sweep:
+        assert isinstance(self.lossfunc, Module)
+        swept = sweep(self.model, self.lossfunc, x, y, self.policy, measure)
+        self.n_outputs = features(swept.output)
+        return swept
+
+
+def _not_one_layer(name: str) -> str:
+    return f"{name!r} shares a trainable parameter with another module. {SHARED_REMEDY}"
+
+
+def require_finite(loss: Tensor, *curvature: Tensor) -> None:
+    """Refuse what no posterior can be made of.
+
+    Args:
+        loss: The loss of all data.
+        *curvature: Its curvature.
+
+    Raises:
+        ValueError: If a number is NaN or infinite.
+    """
+    if not all(torch.isfinite(tensor).all() for tensor in (loss, *curvature)):
+        raise ValueError(
+            "The loss or its curvature is not finite: inputs, targets or the model's "
+            "weights hold NaN or infinity. Clean the data, for instance with "
+            "torch.nan_to_num, or train anew."
+        )

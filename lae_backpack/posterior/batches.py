@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
 
 import torch
+from backpack import disable
 from torch import Tensor
 from torch.nn import Module
+
+from lae_backpack.posterior.chunks import automatic_size
+from lae_backpack.posterior.sampling import evaluating
+
+NO_BATCH = "The loader yields no batch. Give it a dataset with data."
 
 
 def images_of(batch: object) -> Tensor:
@@ -30,6 +37,36 @@ def images_of(batch: object) -> Tensor:
     return x
 
 
+def require_sized(loader: Iterable[object]) -> int:
+    """Refuse a loader that does not tell how much data it has.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        The samples of an epoch.
+
+    Raises:
+        TypeError: If the loader has no dataset, or one without length.
+        ValueError: If there is no data.
+    """
+    # A sampler may leave some of the data out.
+    holders: list[Any] = [
+        getattr(loader, name, None) for name in ("sampler", "dataset")
+    ]
+    sizes = [len(holder) for holder in holders if isinstance(holder, Sized)]
+    if not sizes:
+        lacking = "no dataset" if holders[1] is None else "a dataset without a length"
+        raise TypeError(
+            f"Fitting must know how much data there is, and {type(loader).__name__} "
+            f"has {lacking}. Use a DataLoader over a dataset with __len__."
+        )
+    n_data = sizes[0]
+    if n_data == 0:
+        raise ValueError(NO_BATCH)
+    return n_data
+
+
 def checked_batches(loader: Iterable[object], model: Module) -> Iterator[Tensor]:
     """A loader's inputs, on the model's device.
 
@@ -41,23 +78,79 @@ def checked_batches(loader: Iterable[object], model: Module) -> Iterator[Tensor]
         Inputs.  # [N, *in]
 
     Raises:
-        ValueError: If there is no batch, or one is not finite.
-        TypeError: If a batch is not of the model's dtype.
+        ValueError: If there is no batch.
     """
-    weight = next(model.parameters())
-    number = 0
+    number, shape = 0, None
     for number, batch in enumerate(loader, start=1):
-        x = images_of(batch).to(weight.device)
-        if x.dtype != weight.dtype:
-            raise TypeError(
-                f"Batch {number} has dtype {x.dtype}, the model {weight.dtype}. "
-                f"Convert one of them, for instance with x.to({weight.dtype})."
-            )
-        if not torch.isfinite(x).all():
-            raise ValueError(
-                f"Batch {number} has pixels that are not finite. Clean the data, for "
-                "instance with torch.nan_to_num."
-            )
+        x = checked_images(images_of(batch), model, f"Batch {number}")
+        if x.shape[1:] != shape:
+            require_reconstruction(model, x)
+            shape = x.shape[1:]
         yield x
     if number == 0:
-        raise ValueError("The loader yields no batch. Give it a dataset with data.")
+        raise ValueError(NO_BATCH)
+
+
+def checked_images(x: Tensor, model: Module, name: str = "x") -> Tensor:
+    """A batch of images that an autoencoder can take.
+
+    Args:
+        x: The batch.  # [N, *in]
+        model: The model.
+        name: What the batch is called.
+
+    Returns:
+        The batch, on the model's device.
+
+    Raises:
+        ValueError: If it is empty, lacks a dimension, or is not finite.
+        TypeError: If it is not of the model's dtype.
+    """
+    weight = next(model.parameters())
+    x = x.to(weight.device)
+    if x.dtype != weight.dtype:
+        raise TypeError(
+            f"{name} has dtype {x.dtype}, the model {weight.dtype}. "
+            f"Convert one of them, for instance with x.to({weight.dtype})."
+        )
+    if x.dim() < 2 or len(x) == 0:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, [N, ...] with N of at least 1 is "
+            "needed. Give a single image a batch dimension with x[None]."
+        )
+    if not all(torch.isfinite(chunk).all() for chunk in x.split(automatic_size(x))):
+        raise ValueError(
+            f"{name} has pixels that are not finite. Clean the data, for instance with "
+            "torch.nan_to_num."
+        )
+    return x
+
+
+def require_reconstruction(model: Module, x: Tensor) -> None:
+    """Refuse a batch whose shape an autoencoder does not take or does not return.
+
+    Args:
+        model: The autoencoder.
+        x: The batch.  # [N, *in]
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    remedy = (
+        "Give images of the size the model was made for, with a batch dimension, and "
+        "let the decoder end in their shape."
+    )
+    # Two of the same: a single image without a batch dimension fails here, too.
+    pair = torch.cat((x[:1], x[:1]))
+    try:
+        with evaluating(model), disable(), torch.no_grad():
+            shape = model(pair).shape
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"The model does not take x of shape {tuple(x.shape)}: {error}. {remedy}"
+        ) from error
+    if shape != pair.shape:
+        raise ValueError(
+            f"The reconstruction of x of shape {tuple(x.shape)} has shape "
+            f"{(len(x), *shape[1:])}; they must be equal. {remedy}"
+        )

@@ -7,19 +7,16 @@ this one and must not be imported here, so they register themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lae_backpack.posterior.choices import require_one_of
 
-if TYPE_CHECKING:
-    from lae_backpack.posterior.autoencoder import LaplaceAE
-
-# Mean and variance of codes, from x, n_samples and generator.
-CodeMoments: TypeAlias = Callable[
-    ["LaplaceAE", Tensor, int, torch.Generator | None], tuple[Tensor, Tensor]
+# Mean and variance of codes, from a LaplaceAE, x, n_samples, generator, chunk_size.
+CodeMoments = Callable[
+    [Any, Tensor, int, torch.Generator | None, int | None], tuple[Tensor, Tensor]
 ]
 
 _PARTS: dict[str, CodeMoments] = {}

@@ -15,6 +15,7 @@ class LastLayerApproxDiag(DiagLaplace):
     """
 
     _key = ("last_layer", "approx_diag")
+    own_structure = "diag"
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Refuse.
@@ -29,8 +30,9 @@ class LastLayerApproxDiag(DiagLaplace):
         raise ValueError(
             f"hessian_structure={self._key[1]!r} is for all weights, got "
             "subset_of_weights='last_layer' (laplace-torch's default). Pass "
-            "subset_of_weights='all', or hessian_structure='diag' for the last layer, "
-            "where nothing needs approximating."
+            "subset_of_weights='all', or "
+            f"hessian_structure={self.own_structure!r} for the last layer, where "
+            "nothing needs approximating."
         )
 
 
@@ -38,3 +40,10 @@ class LastLayerMixedDiag(LastLayerApproxDiag):
     """As ``LastLayerApproxDiag``."""
 
     _key = ("last_layer", "mixed_diag")
+
+
+class LastLayerBlockDiag(LastLayerApproxDiag):
+    """As ``LastLayerApproxDiag``; one layer's block is laplace-torch's ``"full"``."""
+
+    _key = ("last_layer", "block_diag")
+    own_structure = "full"

@@ -1,105 +1,151 @@
-"""Predictive mean and variance without ever building a Jacobian."""
+"""Predictive mean and variance without ever building a Jacobian.
+
+Everything here takes a batch in chunks and draws each network once for all of them, so
+results do not depend on how the batch is cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn import Module
 
+from lae_backpack.posterior.choices import require_at_least_one
+from lae_backpack.posterior.chunks import (
+    Batch,
+    Pieces,
+    located,
+    moments_of,
+    rows_of,
+    stacked,
+)
 from lae_backpack.posterior.sampling import (
     Weights,
     WeightSampler,
-    moments_of,
     run_with,
     without_hooks,
 )
 
+Run = Callable[[Weights, Any], Tensor]
+
 
 def sampled(
-    model: Module,
+    run: Run,
     sampler: WeightSampler,
-    x: Tensor,
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None = None,
-) -> Iterator[Tensor]:
+) -> Iterator[Pieces]:
     """Outputs of sampled networks, one after the other.
 
     Args:
-        model: The model.
-        sampler: Draws its weights.
-        x: A batch.  # [N, *in]
+        run: Runs a network, given its weights and inputs.
+        sampler: Draws the weights.
+        chunks: A batch.  # [n, *in] each
         n_samples: How many networks.
         generator: Where randomness comes from.
 
     Yields:
-        The output of each.  # [N, *out]
+        The outputs of each, to be used before the next.  # [n, *out] each
     """
+    require_at_least_one("n_samples", n_samples)
     for _ in range(n_samples):
-        yield run_with(model, sampler.draw(generator), x)
+        yield map(partial(run, sampler.draw(generator)), chunks)
 
 
 def linearised(
     model: Module,
     sampler: WeightSampler,
-    x: Tensor,
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None = None,
-) -> Iterator[Tensor]:
+) -> Iterator[Pieces]:
     """Outputs of the linearised model, one Jacobian-vector product each.
 
     Args:
         model: The model.
         sampler: Draws its weights.
-        x: A batch.  # [N, *in]
+        chunks: A batch.  # [n, *in] each
         n_samples: How many deviations from the mean.
         generator: Where randomness comes from.
 
     Yields:
-        ``f(x; mean) + J deviation``.  # [N, *out]
+        ``f(x; mean) + J deviation``, to be used before the next.  # [n, *out] each
     """
+    require_at_least_one("n_samples", n_samples)
     model = without_hooks(model)
     mean = sampler.by_name(sampler.mean)
 
-    def forward(weights: Weights) -> Tensor:
-        return functional_call(model, weights, (x,))
+    def push(deviation: Weights, x: Batch) -> Tensor:
+        def forward(weights: Weights) -> Tensor:
+            return functional_call(model, weights, (x,))
+
+        output, pushed, *_ = jvp(forward, (mean,), (deviation,))
+        return output + pushed
 
     for _ in range(n_samples):
         deviation = sampler.by_name(sampler.deviation(generator))
-        output, pushed, *_ = jvp(forward, (mean,), (deviation,))
-        yield output + pushed
+        yield map(partial(push, deviation), chunks)
 
 
 @torch.no_grad()
 def sampled_moments(
-    model: Module,
+    run: Run,
     sampler: WeightSampler,
-    x: Tensor,
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance over sampled networks, in memory that does not grow with them.
 
     Args:
-        model: The model.
-        sampler: Draws its weights.
-        x: A batch.  # [N, *in]
+        run: Runs a network, given its weights and inputs.
+        sampler: Draws the weights.
+        chunks: A batch.  # [n, *in] each
         n_samples: How many networks.
         generator: Where randomness comes from.
 
     Returns:
         Mean and unbiased variance.  # [N, *out] each
     """
-    return moments_of(sampled(model, sampler, x, n_samples, generator))
+    outputs = sampled(run, sampler, chunks, n_samples, generator)
+    return moments_of(outputs, rows_of(chunks))
+
+
+@torch.no_grad()
+def samples(
+    run: Run,
+    sampler: WeightSampler,
+    chunks: Sequence[Batch],
+    n_samples: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Outputs of sampled networks, all at once.
+
+    Args:
+        run: Runs a network, given its weights and inputs.
+        sampler: Draws the weights.
+        chunks: A batch.  # [n, *in] each
+        n_samples: How many networks.
+        generator: Where randomness comes from.
+
+    Returns:
+        The outputs.  # [S, N, *out]
+    """
+    outputs = sampled(run, sampler, chunks, n_samples, generator)
+    return stacked(outputs, n_samples, rows_of(chunks))
 
 
 @torch.no_grad()
 def linearised_moments(
     model: Module,
     sampler: WeightSampler,
-    x: Tensor,
+    chunks: Sequence[Batch],
     n_samples: int,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
@@ -108,28 +154,32 @@ def linearised_moments(
     Args:
         model: The model.
         sampler: Draws its weights.
-        x: A batch.  # [N, *in]
+        chunks: A batch.  # [n, *in] each
         n_samples: How many deviations from the mean.
         generator: Where randomness comes from.
 
     Returns:
         The model's output, which is the mean, and the variance.  # [N, *out] each
     """
-    mean = run_with(model, sampler.by_name(sampler.mean), x)
+    own = partial(run_with, model, sampler.by_name(sampler.mean))
+    mean = torch.cat([own(x) for x in chunks])
     squares = torch.zeros_like(mean)
-    for output in linearised(model, sampler, x, n_samples, generator):
-        squares += (output - mean).square()
-    return mean, squares / n_samples  # the mean is known, so no n - 1
+    for outputs in linearised(model, sampler, chunks, n_samples, generator):
+        for rows, output in located(outputs):
+            squares[rows] += (output - mean[rows]).square()
+    return mean, squares.div_(n_samples)  # the mean is known, so no n - 1
 
 
 @torch.no_grad()
-def mean_probabilities(outputs: Iterator[Tensor]) -> Tensor:
+def mean_probabilities(networks: Iterable[Pieces], n_rows: int) -> Tensor:
     """Class probabilities averaged over networks.
 
     Args:
-        outputs: The networks' logits, with classes along dimension 1.
+        networks: The networks' logits, with classes along dimension 1.
+        n_rows: The samples in all chunks together.
 
     Returns:
         Probabilities.  # [N, C, ...]
     """
-    return moments_of(logits.softmax(1) for logits in outputs)[0]
+    softmax = partial(torch.softmax, dim=1)
+    return moments_of((map(softmax, pieces) for pieces in networks), n_rows)[0]

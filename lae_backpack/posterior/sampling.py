@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -42,29 +42,55 @@ def without_hooks(model: Module) -> Module:
     Returns:
         The model itself, or a copy without hooks that shares nothing with it.
     """
-    if not any(getattr(m, "_backpack_extend", False) for m in model.modules()):
+    if not _is_extended(model):
         return model
-    copied = copy.deepcopy(model)
-    for module in copied.modules():
-        module._forward_hooks.clear()
-        module._backward_hooks.clear()
-        module.__dict__.pop("_backpack_extend", None)
+    return bare_copy(model)
+
+
+def bare_copy(model: Module, shared: Iterable[Tensor] = ()) -> Module:
+    """Copy a model without what BackPACK may have hung on it.
+
+    Args:
+        model: The model.
+        shared: Tensors that the copy shall share with it.
+
+    Returns:
+        The copy.
+    """
+    # BackPACK keeps activations on the modules, which deepcopy refuses.
+    kept = (t for m in model.modules() for t in vars(m).values())
+    activations = (t for t in kept if isinstance(t, Tensor) and not t.is_leaf)
+    memo = {id(tensor): tensor for tensor in (*shared, *activations)}
+    copied = copy.deepcopy(model, memo)
+    if _is_extended(model):
+        for module in copied.modules():
+            module._forward_hooks.clear()
+            module._backward_hooks.clear()
+            module.__dict__.pop("_backpack_extend", None)
     return copied
 
 
-class WeightSampler:
-    """Draws weights around a mean with independent standard deviations."""
+def _is_extended(model: Module) -> bool:
+    return any(getattr(m, "_backpack_extend", False) for m in model.modules())
 
-    def __init__(self, model: Module, mean: Tensor, scale: Tensor) -> None:
+
+class WeightSampler:
+    """Draws weights around a mean."""
+
+    def __init__(
+        self, model: Module, mean: Tensor, scale: Tensor | Callable[[Tensor], Tensor]
+    ) -> None:
         """Prepare the buffers.
 
         Args:
             model: The model, for the names and shapes of its trainable parameters.
             mean: The mean.  # [P]
-            scale: The standard deviations.  # [P]
+            scale: The standard deviations, or what makes a deviation from standard
+                normal noise.  # [P]
         """
         params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.mean, self.scale = mean.detach(), scale.detach()
+        self.mean = mean.detach()
+        self._scale = scale.detach() if isinstance(scale, Tensor) else scale
         self._buffer = torch.empty_like(self.mean)
         self._shapes = {name: param.shape for name, param in params.items()}
 
@@ -77,7 +103,10 @@ class WeightSampler:
         Returns:
             The deviation, valid until the next draw.  # [P]
         """
-        return self._buffer.normal_(generator=generator).mul_(self.scale)
+        noise = self._buffer.normal_(generator=generator)
+        if isinstance(self._scale, Tensor):
+            return noise.mul_(self._scale)
+        return self._scale(noise)
 
     def draw(self, generator: torch.Generator | None = None) -> Weights:
         """Draw a network.
@@ -119,7 +148,7 @@ def weights_of(part: str, weights: Weights) -> Weights:
     return {name.removeprefix(prefix): value for name, value in own.items()}
 
 
-def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:
+def run_with(model: Module, weights: Weights, x: object) -> Tensor:
     """Run a model with other weights; the model keeps its own.
 
     Args:
@@ -131,54 +160,3 @@ def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:
         The output.  # [N, *out]
     """
     return functional_call(model, weights, (x,))
-
-
-class Moments:
-    """Mean and variance of a stream of tensors, by Welford's updates."""
-
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self.count = 0
-        self._mean: Tensor | None = None
-        self._squares: Tensor | None = None
-
-    def add(self, value: Tensor) -> None:
-        """Take in one more tensor.
-
-        Args:
-            value: The tensor, of the same shape each time.
-        """
-        self.count += 1
-        if self._mean is None or self._squares is None:
-            self._mean, self._squares = value.clone(), torch.zeros_like(value)
-            return
-        before = value - self._mean
-        self._mean += before / self.count
-        self._squares.addcmul_(before, value - self._mean)
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean so far."""
-        assert self._mean is not None, "nothing was added"
-        return self._mean
-
-    @property
-    def variance(self) -> Tensor:
-        """The unbiased variance so far; zero after one tensor."""
-        assert self._squares is not None, "nothing was added"
-        return self._squares / max(1, self.count - 1)
-
-
-def moments_of(stream: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a stream, in memory that does not grow with it.
-
-    Args:
-        stream: Tensors of one shape.
-
-    Returns:
-        Mean and unbiased variance.
-    """
-    moments = Moments()
-    for value in stream:
-        moments.add(value)
-    return moments.mean, moments.variance

@@ -1,237 +1,29 @@
-"""The new ``hessian_structure``s of laplace-torch."""
+"""The new diagonal ``hessian_structure``s of laplace-torch."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from laplace.baselaplace import DiagLaplace
-from torch import Tensor
-from torch.nn import Module
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
-from lae_backpack.posterior import predictive
-from lae_backpack.posterior.backend import EngineCurvature
-from lae_backpack.posterior.choices import require_one_of
-from lae_backpack.posterior.density import GaussianNLL
-from lae_backpack.posterior.sampling import WeightSampler, evaluating
-
-# A Jacobian of at most this many numbers is worth its exactness.
-SMALL_JACOBIAN = 2**24
+from lae_backpack.posterior.engine_laplace import EngineLaplace
+from lae_backpack.posterior.sampling import WeightSampler
 
 
-class EngineDiagLaplace(DiagLaplace):
-    """What the structures share.
+class EngineDiagLaplace(EngineLaplace, DiagLaplace):
+    """What the diagonal structures share.
 
     laplace-torch finds subclasses by ``_key``, helpers too, so this has one of its own.
     """
 
     _key: ClassVar[tuple[str, str]] = ("all", "engine_diag")
-    backend_settings: ClassVar[dict[str, Any]] = {"max_dense_dim": 0}
-
-    def __init__(
-        self,
-        model: Module,
-        likelihood: str,
-        *args: Any,
-        backend: type | None = None,
-        backend_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """As ``DiagLaplace``, with our curvature.
-
-        Args:
-            model: The model.
-            likelihood: ``"regression"`` or ``"classification"``.
-            *args: As for ``DiagLaplace``.
-            backend: ``None``; another backend would compute another diagonal.
-            backend_kwargs: Settings of the curvature.
-            **kwargs: As for ``DiagLaplace``.
-
-        Raises:
-            ValueError: If another backend or an unknown setting is given.
-        """
-        if backend not in (None, EngineCurvature):
-            raise ValueError(
-                f"{type(self).__name__} has its own curvature, got backend="
-                f"{backend.__name__}, which would give another diagonal. Pass "
-                "backend=None."
-            )
-        given = backend_kwargs or {}
-        unknown = sorted(given.keys() - self.allowed_settings())
-        if unknown:
-            raise ValueError(
-                f"{type(self).__name__} got backend_kwargs {unknown}, allowed: "
-                f"{sorted(self.allowed_settings())}. Use hessian_structure="
-                "'mixed_diag' for max_dense_dim."
-            )
-        super().__init__(
-            model,
-            likelihood,
-            *args,
-            backend=EngineCurvature,
-            backend_kwargs=self.backend_settings | given,
-            **kwargs,
-        )
-
-    @classmethod
-    def allowed_settings(cls) -> set[str]:
-        """What ``backend_kwargs`` may hold.
-
-        Returns:
-            The names of the settings.
-        """
-        return set()
 
     @override
-    def fit(
-        self,
-        train_loader: DataLoader,
-        override: bool = True,
-        progress_bar: bool = False,
-    ) -> None:
-        before = {name: self.__dict__.get(name) for name in ("mean", "loss", "n_data")}
-        precision = self.H if override else self.H.clone()
-        n_outputs = self.n_outputs
-        try:
-            with evaluating(self.model):
-                super().fit(train_loader, override, progress_bar)
-        except BaseException:
-            self.__dict__.update(before)
-            self.H, self.n_outputs = precision, n_outputs
-            raise
-        # The host counts the last dimension only, which is the width of an image.
-        assert isinstance(self.backend, EngineCurvature)
-        self.n_outputs = self.backend.n_outputs
-        setattr(self.model, "output_size", self.n_outputs)  # noqa: B010
-
     def sampler(self) -> WeightSampler:
-        """Draw networks from this posterior.
-
-        Returns:
-            A sampler of their weights.
-        """
+        self._require_fit()
         return WeightSampler(self.model, self.mean, self.posterior_scale)
-
-    def _small_jacobian(self, x: Tensor) -> bool:
-        with torch.no_grad(), evaluating(self.model):
-            output = self.model(x[:1].to(self._device))
-        numbers = len(x) * self.n_params * output.numel()
-        return output.dim() == 2 and numbers <= SMALL_JACOBIAN
-
-    @override
-    def __call__(
-        self,
-        x: Tensor,
-        pred_type: str = "glm",
-        joint: bool = False,
-        link_approx: str = "probit",
-        n_samples: int = 100,
-        diagonal_output: bool = False,
-        generator: torch.Generator | None = None,
-        fitting: bool = False,
-        **model_kwargs: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Predict, in memory that is safe for any number of outputs.
-
-        ``"glm"`` is laplace-torch's own where the Jacobian is small; elsewhere the
-        model is linearised one Jacobian-vector product at a time, and the variance has
-        the output's shape. ``"nn"`` samples networks and streams their moments.
-
-        Args:
-            x: A batch.  # [N, *in]
-            pred_type: ``"glm"`` or ``"nn"``.
-            joint: As in laplace-torch; for small Jacobians only.
-            link_approx: As in laplace-torch; ``"probit"`` or ``"mc"`` for many outputs.
-            n_samples: How many networks or deviations are sampled.
-            diagonal_output: As in laplace-torch.
-            generator: Where randomness comes from.
-            fitting: As in laplace-torch.
-            **model_kwargs: As in laplace-torch.
-
-        Returns:
-            Mean and variance for regression, probabilities for classification.
-
-        Raises:
-            ValueError: If a setting is unknown or does not fit many outputs.
-        """
-        require_one_of("pred_type", pred_type, ("glm", "nn"))
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
-        classifies = self.likelihood != "regression"
-        x = x.to(self._device)
-        if pred_type == "nn":
-            with evaluating(self.model):
-                draw = self.model, self.sampler(), x, n_samples, generator
-                if classifies:
-                    return predictive.mean_probabilities(predictive.sampled(*draw))
-                return predictive.sampled_moments(*draw)
-        if self._small_jacobian(x):
-            return super().__call__(
-                x, pred_type, joint, link_approx, n_samples, diagonal_output, generator
-            )
-        if joint:
-            raise ValueError(
-                "joint=True needs a covariance of all outputs, which does not fit for "
-                f"{len(x)} x {self.n_outputs} of them. Use joint=False."
-            )
-        with evaluating(self.model):
-            draw = self.model, self.sampler(), x, n_samples, generator
-            if classifies and link_approx == "mc":
-                return predictive.mean_probabilities(predictive.linearised(*draw))
-            mean, variance = predictive.linearised_moments(*draw)
-        if not classifies:
-            return mean, variance
-        require_one_of("link_approx", link_approx, ("probit", "mc"))
-        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
-
-    @override
-    def functional_samples(
-        self,
-        x: Tensor,
-        pred_type: str = "glm",
-        n_samples: int = 100,
-        diagonal_output: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        require_one_of("pred_type", pred_type, ("glm", "nn"))
-        x = x.to(self._device)
-        if pred_type == "glm" and self._small_jacobian(x):
-            return super().functional_samples(
-                x, pred_type, n_samples, diagonal_output, generator
-            )
-        stream = predictive.linearised if pred_type == "glm" else predictive.sampled
-        with evaluating(self.model), torch.no_grad():
-            outputs = stream(self.model, self.sampler(), x, n_samples, generator)
-            return torch.stack(list(outputs))
-
-    @override
-    def predictive_samples(
-        self,
-        x: Tensor,
-        pred_type: str = "glm",
-        n_samples: int = 100,
-        diagonal_output: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        samples = self.functional_samples(
-            x, pred_type, n_samples, diagonal_output, generator
-        )
-        return samples if self.likelihood == "regression" else samples.softmax(2)
-
-    @override
-    def optimize_prior_precision(
-        self, pred_type: str = "glm", method: str = "marglik", **kwargs: Any
-    ) -> None:
-        if method == "gridsearch" and self.likelihood == "regression":
-            kwargs.setdefault(
-                "loss", GaussianNLL(torch.as_tensor(self.sigma_noise).square())
-            )
-        with evaluating(self.model):
-            super().optimize_prior_precision(pred_type, method, **kwargs)
 
 
 class ApproxDiagLaplace(EngineDiagLaplace):

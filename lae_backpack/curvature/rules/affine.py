@@ -7,13 +7,16 @@ weight gradient with ``x o x`` for the input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lae_backpack.curvature.call import Call, Layer
-from lae_backpack.curvature.quantities import Dense
+from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.registry import register_rule
+from lae_backpack.curvature.rules import param_block
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.by_autograd import chunks
 
@@ -195,3 +198,11 @@ class LinearRule(AffineRule):
             return super().param_dense(name, call, dense, per_sample)
         # Each weight reaches one output, so only the diagonal of M is read.
         return self.param_diag(name, call, dense.diag(), per_sample)
+
+    @override
+    def param_block(
+        self, names: Sequence[str], call: Call, quantity: Diag | Dense
+    ) -> Tensor:
+        if call.x.dim() > 2:
+            return super().param_block(names, call, quantity)
+        return param_block.by_kronecker(names, call, quantity)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
-from lae_backpack.curvature.rules import by_autograd
+from lae_backpack.curvature.rules import by_autograd, param_block
 from lae_backpack.curvature.rules.by_autograd import chunks
 
 
@@ -261,6 +261,21 @@ class DiagRule:
             Vectors at the parameter.  # [K, N, *param]
         """
         return by_autograd.pull_columns_to_param(call.module, name, call.x, columns)
+
+    def param_block(
+        self, names: Sequence[str], call: Call, quantity: Diag | Dense
+    ) -> Tensor:
+        """Curvature of all parameters with each other: ``sum_n Jw^T M Jw``.
+
+        Args:
+            names: The parameters, in the order of rows and columns.
+            call: The use of the layer.
+            quantity: M at the output.
+
+        Returns:
+            The block.  # [B, B]
+        """
+        return param_block.by_columns(self, names, call, quantity)
 
     def _samples_that_matter(self, call: Call, shared: Tensor) -> Tensor:
         return call.x[: len(shared)] if self.constant_jacobian else call.x

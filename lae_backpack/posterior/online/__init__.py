@@ -1,0 +1,1 @@
+"""Monte-Carlo EM: training mean and precision together."""

@@ -1,0 +1,143 @@
+"""The state of a run: written down, and taken up again all or not at all."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lae_backpack.posterior.online import checkpoint
+from lae_backpack.posterior.online.checkpoint import CheckpointError
+from lae_backpack.posterior.online.randomness import random_states, set_random_states
+from lae_backpack.posterior.online.settings import History
+
+if TYPE_CHECKING:
+    from lae_backpack.posterior.autoencoder import LaplaceAE
+    from lae_backpack.posterior.online.run import OnlineRun
+
+State = dict[str, Any]
+copy_of = copy.deepcopy
+
+
+def posterior_state(la: LaplaceAE) -> State:
+    """What training changes of a posterior.
+
+    Args:
+        la: The posterior.
+
+    Returns:
+        Mean, precision and noise; not copied.
+    """
+    return {
+        "model": dict(la.model.state_dict()),
+        "precision": la.H,
+        "sigma_noise": la.sigma_noise,
+    }
+
+
+def restore_posterior(la: LaplaceAE, state: State) -> None:
+    """Undo what training has changed since.
+
+    Args:
+        la: The posterior.
+        state: What ``posterior_state`` gave.
+    """
+    la.model.load_state_dict(state["model"])
+    la.H = state["precision"].to(la.H)
+    la.sigma_noise = state["sigma_noise"].to(la.H)
+
+
+def save(run: OnlineRun, path: Path) -> None:
+    """Write a checkpoint.
+
+    Args:
+        run: The run.
+        path: Where to.
+    """
+    checkpoint.save(path, _state(run))
+
+
+def resume(run: OnlineRun, path: Path) -> None:
+    """Take a run up where its checkpoint left it.
+
+    Args:
+        run: The run, not started yet.
+        path: Where the checkpoint is.
+
+    Raises:
+        CheckpointError: If it is none, or of another run; nothing has changed then.
+    """
+    state = checkpoint.load(path)
+    before = copy_of(_state(run))
+    missing = sorted(before.keys() - state.keys())
+    if missing:
+        raise CheckpointError(f"{path.name} lacks {missing}. Delete it to start anew.")
+    _require_same_run(before, state, path.name)
+    try:
+        _restore(run, state)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _restore(run, before)
+        raise CheckpointError(
+            f"{path.name} does not fit this run: {error} Build model, optimiser and "
+            "scheduler as they were, or delete the file to start anew."
+        ) from error
+
+
+def _state(run: OnlineRun) -> State:
+    la, scheduler = run.la, run.scheduler
+    return {
+        **posterior_state(la),
+        "settings": asdict(run.settings),
+        "n_data": run.n_data,
+        "optimizer_class": type(run.optimizer).__name__,
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler_class": None if scheduler is None else type(scheduler).__name__,
+        "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "history": asdict(run.history),
+        "seed": run.seed,
+        "n_outputs": run.n_outputs,
+        "batches_done": run.batches_done,
+        "epoch_start": run.epoch_start,
+        "now": random_states(run.loader, la._device),
+        "best": run.best,
+    }
+
+
+def _require_same_run(own: State, state: State, name: str) -> None:
+    """Compare what has to be equal.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    for part in ("settings", "n_data", "optimizer_class", "scheduler_class"):
+        if own[part] != state[part]:
+            raise CheckpointError(
+                f"{name} was written with {part} {state[part]}, this run has "
+                f"{own[part]}. Use the same, or delete the file to start anew."
+            )
+    shapes, theirs = (
+        {key: value.shape for key, value in s["model"].items()} for s in (own, state)
+    )
+    if shapes != theirs or own["precision"].shape != state["precision"].shape:
+        differing = sorted(
+            key
+            for key in shapes.keys() | theirs.keys()
+            if shapes.get(key) != theirs.get(key)
+        )
+        raise CheckpointError(
+            f"{name} is of another model: {differing or 'trainable parameters'} "
+            "differ. Build the model as it was, or give another path."
+        )
+
+
+def _restore(run: OnlineRun, state: State) -> None:
+    restore_posterior(run.la, state)
+    run.optimizer.load_state_dict(state["optimizer"])
+    if run.scheduler is not None:
+        run.scheduler.load_state_dict(state["scheduler"])
+    run.history = History(**state["history"])
+    run.seed, run.n_outputs = state["seed"], state["n_outputs"]
+    run.batches_done, run.epoch_start = state["batches_done"], state["epoch_start"]
+    run.best = state["best"]
+    set_random_states(state["now"], run.loader, run.la._device)

@@ -1,0 +1,181 @@
+"""A run of online training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn.utils import parameters_to_vector
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from tqdm import tqdm
+
+from lae_backpack.curvature.quantities import features
+from lae_backpack.posterior.batches import checked_batches
+from lae_backpack.posterior.online import resuming
+from lae_backpack.posterior.online.noisy_copy import NoisyCopy
+from lae_backpack.posterior.online.randomness import (
+    States,
+    random_states,
+    set_random_states,
+)
+from lae_backpack.posterior.online.settings import History, OnlineSettings
+from lae_backpack.posterior.online.step import EMStep
+from lae_backpack.posterior.sampling import evaluating
+
+if TYPE_CHECKING:
+    from lae_backpack.posterior.autoencoder import LaplaceAE
+
+Callback = Callable[["LaplaceAE", History], None]
+Moment = Literal["epoch", "batch"]
+BAR_EVERY = 20  # steps between two looks of the progress bar
+
+
+@dataclass
+class OnlineRun:
+    """What a run is made of, and how far it is."""
+
+    la: LaplaceAE
+    loader: Iterable[object]
+    n_data: int
+    n_epochs: int
+    settings: OnlineSettings
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    scheduler_steps: Moment
+    seed: int
+    validation_loader: Iterable[object] | None
+    patience: int | None
+    callbacks: Iterable[Callback]
+    checkpoint: Path | None
+    checkpoint_every: int | None
+    progress_bar: bool
+    history: History = field(default_factory=History)
+    n_outputs: int = 0
+    batches_done: int = 0  # of the present epoch
+    epoch_start: States = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+
+    def run(self) -> History:
+        """Train to the end.
+
+        Returns:
+            The history.
+        """
+        history = self.history
+        try:
+            while history.epochs < self.n_epochs and not history.stopped_early:
+                self._epoch()
+                self._end_epoch()
+            if self.best is not None:
+                resuming.restore_posterior(self.la, self.best)
+        finally:
+            self._make_usable()
+        return history
+
+    def _epoch(self) -> None:
+        la, history, skipped = self.la, self.history, self.batches_done
+        now = random_states(self.loader, la._device)
+        if skipped:  # taken up in the middle: the same batches again, up to there
+            set_random_states(self.epoch_start, self.loader, la._device)
+        else:
+            self.epoch_start = now
+        step = EMStep(la, self.optimizer, self.settings, self.n_data, self.seed)
+        bar = tqdm(
+            checked_batches(self.loader, la.model),
+            desc=f"epoch {history.epochs + 1}/{self.n_epochs}",
+            total=len(self.loader) if isinstance(self.loader, Sized) else None,
+            disable=not self.progress_bar,
+        )
+        for number, x in enumerate(bar, start=1):
+            if number <= skipped:
+                if number == skipped:
+                    set_random_states(now, self.loader, la._device)
+                continue
+            history.losses.append(step(x, len(history.losses)))
+            self.batches_done, self.n_outputs = number, features(x)
+            self._step_scheduler("batch")
+            if self.progress_bar and number % BAR_EVERY == 0:
+                bar.set_postfix(self._watched(), refresh=False)
+            if (
+                self.checkpoint_every
+                and len(history.losses) % self.checkpoint_every == 0
+            ):
+                self._save()
+
+    def _end_epoch(self) -> None:
+        history = self.history
+        history.epochs += 1
+        if self.validation_loader is not None:
+            history.validation.append(self._validation_loss(self.validation_loader))
+            self._consider_stopping()
+        self._step_scheduler("epoch")
+        self._make_usable()
+        self.batches_done = 0
+        for callback in self.callbacks:
+            callback(self.la, history)
+        self._save()
+
+    def _consider_stopping(self) -> None:
+        history = self.history
+        if self.patience is None:
+            return
+        if history.validation[-1] <= min(history.validation):
+            history.best_epoch = history.epochs
+            self.best = resuming.copy_of(resuming.posterior_state(self.la))
+        history.stopped_early = history.epochs - history.best_epoch >= self.patience
+
+    @torch.no_grad()
+    def _validation_loss(self, loader: Iterable[object]) -> float:
+        """The loss per sample of sampled networks, the same noise in each epoch."""
+        copy = NoisyCopy(self.la, self.seed - 1, self.settings.antithetic)
+        copy.follow_precision()
+        sampling = len(self.history.losses) > self.settings.warmup_steps
+        total, count = 0.0, 0
+        states = random_states(loader, self.la._device)
+        with evaluating(copy.model):
+            for number, x in enumerate(checked_batches(loader, self.la.model)):
+                if sampling:
+                    copy.draw(-number)
+                total += self.la.backend.lossfunc(copy.model(x), x).item()
+                count += len(x)
+        set_random_states(states, loader, self.la._device)
+        return total / count
+
+    def _step_scheduler(self, moment: Moment) -> None:
+        if self.scheduler is None or self.scheduler_steps != moment:
+            return
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            watched = self.history.validation or self.history.losses
+            self.scheduler.step(watched[-1])
+        else:
+            self.scheduler.step()
+
+    def _save(self) -> None:
+        if self.checkpoint is not None:
+            resuming.save(self, self.checkpoint)
+
+    def _watched(self) -> dict[str, str]:
+        history = self.history
+        watched = {
+            "loss": statistics.fmean(history.losses[-100:]),
+            "weight sd": self.la.posterior_scale.mean().item(),
+            "lr": self.optimizer.param_groups[0]["lr"],
+        }
+        if history.validation:
+            watched["validation"] = history.validation[-1]
+        return {name: f"{value:.4g}" for name, value in watched.items()}
+
+    def _make_usable(self) -> None:
+        """Tell the posterior what ``fit`` would: also after an exception."""
+        la, losses = self.la, self.history.losses
+        if not losses:
+            return
+        la.mean = parameters_to_vector(la.params).detach()
+        la.n_data, la.n_outputs = self.n_data, self.n_outputs
+        recent = statistics.fmean(losses[-max(1, self.batches_done) :])
+        la.loss = la.backend.factor * self.n_data * recent

@@ -1,0 +1,171 @@
+"""One step: a gradient at sampled weights, and a look at the curvature."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from lae_backpack.curvature.quantities import features
+from lae_backpack.curvature.step import param_curvature
+from lae_backpack.curvature.sweep import sweep
+from lae_backpack.posterior.online.finite import (
+    first_layer_not_finite,
+    first_not_finite,
+    stop_message,
+)
+from lae_backpack.posterior.online.noisy_copy import NoisyCopy
+from lae_backpack.posterior.online.settings import OnlineSettings, updated_precision
+
+if TYPE_CHECKING:
+    from lae_backpack.posterior.autoencoder import LaplaceAE
+
+Curvature = dict[str, Tensor]
+DIAGONALS = partial(param_curvature, per_sample=False)
+
+
+class EMStep:
+    """Moves mean and precision together.
+
+    Sampled weights live in a copy. A step is applied only if all of it is finite.
+    """
+
+    def __init__(
+        self,
+        la: LaplaceAE,
+        optimizer: torch.optim.Optimizer,
+        settings: OnlineSettings,
+        n_data: int,
+        seed: int,
+    ) -> None:
+        """Copy the model and prepare the buffers.
+
+        Args:
+            la: The posterior, whose mean is trained.
+            optimizer: Moves the mean.
+            settings: How the precision follows.
+            n_data: How much data an epoch has.
+            seed: Where the weights' noise comes from.
+        """
+        self._la, self._optimizer, self._settings = la, optimizer, settings
+        self._n_data = n_data
+        self._copy = NoisyCopy(la, seed, settings.antithetic)
+        named = self._copy.model.named_parameters()
+        self._names = [name for name, param in named if param.requires_grad]
+        # H alternates between two buffers; an H that users may hold is neither.
+        la.H, self._spare = la.H.clone(), torch.empty_like(la.H)
+
+    def __call__(self, x: Tensor, number: int) -> float:
+        """Do one step.
+
+        Args:
+            x: A batch.  # [N, *in]
+            number: The step's number, from 0.
+
+        Returns:
+            The loss per sample of the sampled networks.
+        """
+        settings = self._settings
+        refreshes = number % settings.refresh_every == 0
+        shares_pass = refreshes and settings.curvature_at == "sample"
+        loss, curvature = self._gradients(x, number, shares_pass)
+        if refreshes and not shares_pass:
+            self._copy.be_mean()
+            curvature = self._sweep(x, None)[1]
+        precision = self._next_precision(curvature, x, number) if refreshes else None
+
+        self._require_finite_gradients(number)
+        for param, noisy in zip(self._la.params, self._copy.params, strict=True):
+            param.grad = noisy.grad
+        self._optimizer.step()
+        if precision is not None:
+            self._la.H, self._spare = precision, self._la.H
+        if self._la.learns_noise:
+            self._follow_noise(loss / features(x), number)
+        return loss
+
+    def _gradients(
+        self, x: Tensor, number: int, shares_pass: bool
+    ) -> tuple[float, Curvature]:
+        """Gradients into the copy, averaged over networks.
+
+        Returns:
+            The loss per sample, and the networks' mean curvature if wanted.
+
+        Raises:
+            FloatingPointError: If a loss is not finite.
+        """
+        copy, lossfunc = self._copy, self._la.backend.lossfunc
+        samples = number >= self._settings.warmup_steps
+        n_samples = self._settings.n_samples if samples else 1
+        scale = 1 / (n_samples * len(x))
+        copy.forget_gradients()
+        copy.follow_precision()
+        total, curvature = 0.0, {}
+        for i in range(n_samples):
+            if samples:
+                copy.draw(number * n_samples + i)
+            else:
+                copy.be_mean()
+            if shares_pass:
+                loss, here = self._sweep(x, scale)
+                for name, value in here.items():
+                    value /= n_samples
+                    curvature[name] = curvature[name] + value if i else value
+            else:
+                loss = lossfunc(copy.model(x), x)
+                torch.autograd.backward(loss, torch.full_like(loss, scale))
+            total += scale * loss.item()
+            if not torch.isfinite(loss):
+                layer = first_layer_not_finite(copy.model, x)
+                raise FloatingPointError(stop_message("loss", layer, number))
+        return total, curvature
+
+    def _sweep(self, x: Tensor, scale: float | None) -> tuple[Tensor, Curvature]:
+        backend = self._la.backend
+        assert isinstance(backend.lossfunc, Module)
+        model, policy = self._copy.model, backend.policy
+        swept = sweep(model, backend.lossfunc, x, x, policy, DIAGONALS, scale)
+        return swept.loss, swept.curvature
+
+    def _next_precision(self, curvature: Curvature, x: Tensor, number: int) -> Tensor:
+        """Compute the next H.
+
+        Returns:
+            The spare buffer with it.
+
+        Raises:
+            FloatingPointError: If it is not finite.
+        """
+        share = len(x) / self._n_data / self._la.backend.factor
+        sizes = [param.numel() for param in self._la.params]
+        befores, afters = self._la.H.split(sizes), self._spare.split(sizes)
+        for name, before, after in zip(self._names, befores, afters, strict=True):
+            # The model may not use a parameter at all.
+            batch = curvature.get(name, before.new_zeros(1)).flatten()
+            updated_precision(before, batch, share, self._settings, out=after)
+        # What travels backwards goes wrong in the last layer first.
+        named = list(zip(self._names, afters, strict=True))
+        layer = first_not_finite(reversed(named))
+        if layer is not None:
+            raise FloatingPointError(stop_message("precision", layer, number))
+        return self._spare
+
+    def _require_finite_gradients(self, number: int) -> None:
+        gradients = [
+            (name, param.grad)
+            for name, param in zip(self._names, self._copy.params, strict=True)
+            if param.grad is not None
+        ]
+        layer = first_not_finite(reversed(gradients))
+        if layer is not None:
+            raise FloatingPointError(stop_message("gradient", layer, number))
+
+    def _follow_noise(self, squared_error: float, number: int) -> None:
+        # The M-step's variance is the mean squared error, here with a memory.
+        rate = max(1 / (number + 1), self._settings.alpha)
+        variance = torch.as_tensor(self._la.sigma_noise).square()
+        self._la.sigma_noise = (variance + rate * (squared_error - variance)).sqrt()
