@@ -15,6 +15,7 @@ from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
 from lae_backpack.curvature.sweep import diag_ggn
+from lae_backpack.latent import bridge as _bridge  # noqa: F401  la.latent(include=...)
 from lae_backpack.posterior import last_layer as _  # noqa: F401  explains itself
 from lae_backpack.posterior.autoencoder import LaplaceAE
 from lae_backpack.posterior.block_diagonal import BlockDiagLaplace

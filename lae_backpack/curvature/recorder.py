@@ -41,19 +41,20 @@ class Record:
 class Recorder:
     """Listens to a model's modules for one forward pass.
 
-    Only what depends on a trainable parameter is recorded: what comes before may be
-    anything.
+    Only what depends on a trainable parameter, or on the wanted input, is recorded:
+    what comes before may be anything.
 
     Attributes:
         records: The calls in order.
-        trainable: The keys of tensors that depend on a trainable parameter.
+        trainable: The keys of tensors that depend on one of these.
     """
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, wanted: Tensor | None = None) -> None:
         """Prepare to listen.
 
         Args:
             model: The model.
+            wanted: An input that is treated like a trainable parameter.
         """
         self.records: list[Record] = []
         self.trainable: set[int] = set()
@@ -62,6 +63,9 @@ class Recorder:
         self._names = {param: name for name, param in model.named_parameters()}
         # Tensors that modules made, kept alive so that their ids stay their own.
         self._made: dict[int, tuple[Tensor, int]] = {}
+        if wanted is not None:
+            self.trainable.add(id(wanted))
+            self._made[id(wanted)] = wanted, wanted._version
         self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
         self._handles: list[RemovableHandle] = []
         self._random_state: Tensor
@@ -123,8 +127,9 @@ class Recorder:
         """
         _, version = self._made.get(id(tensor), (None, None))
         if version != tensor._version and self.trainable:
-            last = self._places[self.records[-1].call.module]
-            raise UnsupportedModelError(chain_is_broken(f"what follows {last!r}"))
+            last = [repr(self._places[r.call.module]) for r in self.records[-1:]]
+            where = f"what follows {(last or ['the input'])[0]}"
+            raise UnsupportedModelError(chain_is_broken(where))
 
     def forget(self, record: Record) -> None:
         """Let go of what only this call needed.

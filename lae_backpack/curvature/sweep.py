@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -18,7 +19,7 @@ from lae_backpack.curvature.checks import check_output, checked_rule
 from lae_backpack.curvature.errors import UnsupportedModelError, used_outside
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
-from lae_backpack.curvature.recorder import Recorder
+from lae_backpack.curvature.recorder import Record, Recorder
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
@@ -95,15 +96,8 @@ def sweep(
 
     Returns:
         Output and curvature.
-
-    Raises:
-        TypeError: If ``loss`` is not a loss.
     """
-    if isinstance(find_rule(loss), DiagRule):
-        raise TypeError(
-            f"loss must be a loss module, got {type(loss).__name__}. Use nn.MSELoss(), "
-            "nn.BCEWithLogitsLoss() or nn.CrossEntropyLoss()."
-        )
+    require_loss(loss)
     keep_freed_memory()
     wants_gradients = gradient_scale is not None
     with Recorder(model) as recorder, torch.set_grad_enabled(wants_gradients):
@@ -124,23 +118,56 @@ def sweep(
     arrived: dict[int, Diag | Dense] = {}
     if id(output) in recorder.trainable:
         arrived[id(output)] = seed(loss_rule, loss_call, policy)
+    for record, quantity in backwards(recorder, arrived, policy):
+        call = record.call
+        for name, value in measure(record.rule, call, quantity).items():
+            results[names[getattr(call.module, name)]] = value
+    in_order = {name: results[name] for name in names.values() if name in results}
+    return Sweep(output.detach(), loss_call.output.detach(), in_order)
+
+
+def require_loss(loss: Module) -> None:
+    """Refuse a layer in the place of a loss.
+
+    Args:
+        loss: What was given.
+
+    Raises:
+        TypeError: If it is not a loss.
+    """
+    if isinstance(find_rule(loss), DiagRule):
+        raise TypeError(
+            f"loss must be a loss module, got {type(loss).__name__}. Use nn.MSELoss(), "
+            "nn.BCEWithLogitsLoss() or nn.CrossEntropyLoss()."
+        )
+
+
+def backwards(
+    recorder: Recorder, arrived: dict[int, Diag | Dense], policy: DensePolicy
+) -> Iterator[tuple[Record, Diag | Dense]]:
+    """Go through the recorded calls, the last one first, and pull M back.
+
+    Args:
+        recorder: Has listened to a forward pass; its records are used up.
+        arrived: M at the output; in the end, M at what entered the model if wanted.
+        policy: Where M is kept dense.
+
+    Yields:
+        Each call that something arrives at, with M at its output.
+    """
     while recorder.records:
         record = recorder.records.pop()
-        call, rule = record.call, record.rule
         quantity = arrived.pop(record.output_key, None)
         if quantity is None:
             continue
-        for name, value in measure(rule, call, quantity).items():
-            results[names[getattr(call.module, name)]] = value
+        yield record, quantity
         wanted = [k in recorder.trainable for k in record.input_keys]
-        inputs = list(compress(call.inputs, wanted))
-        pulled = rule.pull(call, quantity, policy, inputs)
+        inputs = list(compress(record.call.inputs, wanted))
+        pulled = record.rule.pull(record.call, quantity, policy, inputs)
         keys = compress(record.input_keys, wanted)
-        for key, quantity in zip(keys, pulled, strict=True):
-            add_to(arrived, key, quantity)
+        for key, piece in zip(keys, pulled, strict=True):
+            add_to(arrived, key, piece)
         recorder.forget(record)
-    in_order = {name: results[name] for name in names.values() if name in results}
-    return Sweep(output.detach(), loss_call.output.detach(), in_order)
 
 
 def _require_rules_for_all_parameters(

@@ -13,11 +13,13 @@ from lae_backpack.posterior import predictive
 from lae_backpack.posterior.batches import checked_images, require_reconstruction
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.chunks import Batch, chunks_of
+from lae_backpack.posterior.code_parts import code_part
 from lae_backpack.posterior.sampling import (
     Weights,
     WeightSampler,
     evaluating,
     run_with,
+    weights_of,
 )
 
 
@@ -73,6 +75,7 @@ class Reconstructions:
         n_samples: int = 100,
         generator: torch.Generator | None = None,
         chunk_size: int | None = None,
+        include: str = "weights",
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the code.
 
@@ -81,10 +84,13 @@ class Reconstructions:
             n_samples: How many encoders are sampled.
             generator: Where randomness comes from.
             chunk_size: As for ``la(x)``.
+            include: ``"weights"``, ``"code"`` (see ``LatentLaplace``) or ``"both"``.
 
         Returns:
             Mean and variance.  # [N, *code] each
         """
+        if include != "weights":
+            return code_part(include)(self, x, n_samples, generator, chunk_size)
         draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
         with evaluating(self.model):
             return predictive.sampled_moments(self._encode, *draw)
@@ -159,10 +165,5 @@ class Reconstructions:
         return output.sigmoid() if self.bernoulli else output
 
     def _encode(self, weights: Weights, x: Tensor) -> Tensor:
-        own = {
-            name.removeprefix("encoder."): value
-            for name, value in weights.items()
-            if name.startswith("encoder.")
-        }
         encoder: Any = self.model.encoder
-        return run_with(encoder, own, x)
+        return run_with(encoder, weights_of("encoder", weights), x)

@@ -133,6 +133,21 @@ class WeightSampler:
         return {name: part.view(shape) for (name, shape), part in parts}
 
 
+def weights_of(part: str, weights: Weights) -> Weights:
+    """The weights of one part of a model.
+
+    Args:
+        part: The part's name in the model, ``"encoder"`` for instance.
+        weights: The whole model's, by name.
+
+    Returns:
+        The part's, by the names it has for them.
+    """
+    prefix = f"{part}."
+    own = {n: w for n, w in weights.items() if n.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in own.items()}
+
+
 def run_with(model: Module, weights: Weights, x: object) -> Tensor:
     """Run a model with other weights; the model keeps its own.
 

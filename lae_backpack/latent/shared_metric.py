@@ -1,0 +1,113 @@
+"""A faster Jacobian for Gaussian pixels behind a last Linear layer.
+
+There ``W^T W = V^T (L^T L) V`` with V the Jacobian of all layers but the last and L
+the last one's weight. ``L^T L`` is the same for all samples and all updates, so it is
+formed once, and columns of hidden units take the place of columns of pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import Module
+from typing_extensions import override
+
+from lae_backpack.latent.likelihoods import Gaussian, Likelihood
+from lae_backpack.latent.linearisation import (
+    ByEngine,
+    ByJacobian,
+    ByProducts,
+    Linearisation,
+    push_units,
+    require_image,
+)
+from lae_backpack.latent.local_model import ExplicitModel, LocalModel
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A decoder cut before its last Linear layer.
+
+    Attributes:
+        body: All before it.
+        head: The Linear layer.
+        tail: What only reshapes its output.
+    """
+
+    body: nn.Sequential
+    head: nn.Linear
+    tail: nn.Sequential
+
+
+def cut(decoder: Module) -> Parts | None:
+    """Cut a decoder before its last Linear layer.
+
+    Args:
+        decoder: The decoder.
+
+    Returns:
+        Its parts; ``None`` if it has another form or someone listens to it.
+    """
+    if type(decoder).forward is not nn.Sequential.forward:
+        return None
+    if any(m._forward_hooks or m._forward_pre_hooks for m in decoder.modules()):
+        return None
+    layers = list(decoder.children())
+    n_tail = 0
+    while n_tail < len(layers) and isinstance(
+        layers[-1 - n_tail], nn.Flatten | nn.Unflatten
+    ):
+        n_tail += 1
+    *body, head = layers[: len(layers) - n_tail] or [decoder]
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return None
+    if head.in_features >= head.out_features:
+        return None
+    tail = layers[len(layers) - n_tail :]
+    return Parts(nn.Sequential(*body), head, nn.Sequential(*tail))
+
+
+class BySharedMetric(Linearisation):
+    """Forms the Jacobian of the hidden layer, and ``L^T L`` once."""
+
+    def __init__(self, decoder: Module, likelihood: Gaussian, parts: Parts) -> None:
+        """Prepare what does not depend on codes.
+
+        Args:
+            decoder: The decoder.
+            likelihood: Of the pixels.
+            parts: The decoder, cut.
+        """
+        super().__init__(decoder, likelihood)
+        self.parts = parts
+        weight = parts.head.weight
+        self.metric = weight.T @ weight / likelihood.sigma**2  # [H, H]
+
+    @override
+    def at(self, x: Tensor, z: Tensor) -> LocalModel:
+        hidden, transposed = push_units(self.parts.body, z)  # [N, H], [N, K, H]
+        output = self.parts.tail(self.parts.head(hidden))
+        require_image(output, x)
+        slope = self.likelihood.gradient(x, output).flatten(1) @ self.parts.head.weight
+        pixels = (transposed @ self.metric) @ transposed.mT
+        return ExplicitModel((transposed @ slope[:, :, None])[:, :, 0] - z, pixels)
+
+
+def by_jacobian(decoder: Module, likelihood: Likelihood) -> Linearisation:
+    """The faster Jacobian where it applies, the plain one elsewhere.
+
+    Args:
+        decoder: The decoder.
+        likelihood: Of the pixels.
+
+    Returns:
+        The linearisation.
+    """
+    parts = cut(decoder)
+    if parts is None or not isinstance(likelihood, Gaussian):
+        return ByJacobian(decoder, likelihood)
+    return BySharedMetric(decoder, likelihood, parts)
+
+
+ROUTES = {"jacobian": by_jacobian, "engine": ByEngine, "products": ByProducts}

@@ -1,0 +1,149 @@
+"""The baselines that VLAE is compared with, its experiments and its tutorial."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from latent_baselines import VAE, HouseholderVAE, SemiAmortisedVAE
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+from torch.func import functional_call
+
+from tests.test_latent import mlp
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def parts() -> tuple[nn.Sequential, nn.Sequential, Tensor]:
+    torch.manual_seed(1)
+    return mlp(nn.ReLU, 6, 5, 6), mlp(nn.ReLU, 3, 5, 6), torch.rand(4, 6)
+
+
+def test_householder_flow_is_a_rotated_gaussian():
+    encoder, decoder, x = parts()
+    model = HouseholderVAE(encoder, decoder, n_flows=3)
+    mean, log_variance = encoder(x).chunk(2, dim=1)
+    hidden, rotation = encoder[:-1](x), torch.eye(3)
+    for flow in model.flows:
+        hidden = flow(hidden)
+        outer = hidden[:, :, None] * hidden[:, None]
+        squares = hidden.square().sum(1)[:, None, None]
+        rotation = (torch.eye(3) - 2 * outer / squares) @ rotation
+    expected = rotation @ torch.diag_embed(log_variance.exp()) @ rotation.mT
+    q = model.posterior(x)
+    torch.testing.assert_close(q.mean, (rotation @ mean[:, :, None])[:, :, 0])
+    torch.testing.assert_close(q.covariance_matrix, expected)
+    assert (q.scale_tril.diagonal(dim1=1, dim2=2) > 0).all()
+
+
+def test_semi_amortised_steps_go_up():
+    encoder, decoder, x = parts()
+    bounds = {}
+    for n_steps in (0, 30):
+        model = SemiAmortisedVAE(encoder, decoder, sigma=0.3, n_steps=n_steps)
+        generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(0)
+        bounds[n_steps] = model.elbo(x, 2000, generator)
+    assert (bounds[30] > bounds[0] + 0.5).all()
+
+
+class Bound(nn.Module):
+    """The ELBO as a forward pass, always with the same noise."""
+
+    def __init__(self, model: SemiAmortisedVAE):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return self.model.elbo(x)
+
+
+def test_semi_amortised_gradients_by_finite_differences():
+    encoder, decoder, x = parts()
+    model = SemiAmortisedVAE(encoder, decoder, sigma=0.5, n_steps=2)
+    name = "model.encoder.0.weight"
+
+    def elbo(value: Tensor) -> Tensor:
+        return functional_call(Bound(model), {name: value}, (x,))
+
+    weight = encoder[0].weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(elbo, weight)
+
+
+def test_semi_amortised_paths_need_no_gradients():
+    encoder, decoder, x = parts()
+    model = SemiAmortisedVAE(encoder, decoder, n_steps=3)
+    torch.manual_seed(0)
+    with_graph = model.path(x)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        without = model.path(x)
+    assert len(with_graph) == len(without) == 4
+    torch.testing.assert_close(with_graph[-1], without[-1])
+    assert with_graph[-1].requires_grad and not without[-1].requires_grad
+
+
+@pytest.mark.parametrize("model", [VAE, HouseholderVAE])
+def test_importance_sampling_finds_the_likelihood(model: type[VAE]):
+    encoder, _, x = parts()
+    decoder = nn.Linear(3, 6)
+    weight = decoder.weight.detach()
+    covariance = weight @ weight.T + 0.8**2 * torch.eye(6)
+    exact = MultivariateNormal(decoder.bias.detach(), covariance).log_prob(x)
+    found = model(encoder, decoder, sigma=0.8).log_likelihood(x, 4000)
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.1)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys) -> Callable[..., str]:
+    """Runs a script in this process, which has imported the slow parts already."""
+
+    def run_script(script: str, *args: str) -> str:
+        torch.set_default_dtype(torch.float32)
+        monkeypatch.setattr(sys, "argv", [script, *args])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
+
+
+def test_the_experiment_runs_and_resumes(run, tmp_path: Path):
+    command = ("experiments/vlae.py", "--smoke", "--out", str(tmp_path))
+    printed = run(*command, "--datasets", "mnist", "binary")
+    runs = json.loads((tmp_path / "vlae.json").read_text())["runs"]
+    assert len(runs) == 8 == len(printed.strip().splitlines())
+    assert all(len(r["validation_elbo_by_epoch"]) == 1 for r in runs)
+    shares = [r["lowering_steps"]["guarded"] for r in runs if r["model"] == "vlae"]
+    assert shares == [0, 0]
+    assert run(*command, "--datasets", "mnist", "binary") == ""
+
+
+def test_the_figures_are_drawn(run, tmp_path: Path):
+    run("experiments/vlae_figures.py", "--smoke", "--out", str(tmp_path))
+    for name in ("vlae_paths.png", "vlae_covariances.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_the_cost_is_measured(run, tmp_path: Path):
+    printed = run("experiments/vlae_cost.py", "--smoke", "--out", str(tmp_path))
+    rows = json.loads((tmp_path / "vlae_cost.json").read_text())["rows"]
+    assert len(rows) == 2 == len(printed.strip().splitlines())
+
+
+def test_the_tutorial_proves_itself(run):
+    assert "bound with the full covariance" in run("tutorials/latent_codes.py")
+
+
+def test_the_experiment_says_where_it_wants_its_data(monkeypatch, tmp_path: Path):
+    from idx_images import data_folder
+
+    monkeypatch.delenv("LAE_DATA", raising=False)
+    with pytest.raises(SystemExit, match="--data-dir, or the environment variable"):
+        data_folder(None)
+    monkeypatch.setenv("LAE_DATA", str(tmp_path))
+    assert data_folder(None) == tmp_path
