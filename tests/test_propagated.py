@@ -24,9 +24,7 @@ def random_variances(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def exact_variance(
-    model: nn.Module, x: Tensor, variances: dict[str, Tensor]
-) -> Tensor:
+def exact_variance(model: nn.Module, x: Tensor, variances: dict[str, Tensor]) -> Tensor:
     """``diag(J diag(v) J^T)`` from the whole net's Jacobian.  # [N, F]"""
     jacobians = explicit_jacobians(model, x)
     return sum(jacobians[n].square() @ v.flatten() for n, v in variances.items())

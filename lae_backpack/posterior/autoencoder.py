@@ -13,18 +13,13 @@ from tqdm import tqdm
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
-from lae_backpack.posterior import predictive
 from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.batches import checked_batches
-from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.choices import PRED_TYPES, require_one_of
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online import History, OnlineSettings, train
-from lae_backpack.posterior.sampling import (
-    Weights,
-    evaluating,
-    moments_of,
-    run_with,
-)
+from lae_backpack.posterior.propagated import sigmoid_moments
+from lae_backpack.posterior.sampling import Weights, evaluating, moments_of, run_with
 from lae_backpack.posterior.structures import EngineDiagLaplace
 
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
@@ -188,7 +183,7 @@ class LaplaceAE(EngineDiagLaplace):
 
         Args:
             x: A batch.  # [N, *in]
-            pred_type: ``"nn"`` samples networks, ``"glm"`` linearises.
+            pred_type: ``"nn"`` samples, ``"glm"`` linearises, ``"propagated"``: one pass.
             n_samples: How many networks.
             generator: Where randomness comes from.
             **kwargs: As for the other structures.
@@ -199,21 +194,24 @@ class LaplaceAE(EngineDiagLaplace):
         Raises:
             ValueError: If the likelihood does not allow it.
         """
-        require_one_of("pred_type", pred_type, ("nn", "glm"))
+        require_one_of("pred_type", pred_type, PRED_TYPES)
         if pred_type == "nn":
             return moments_of(self._reconstructions(x, n_samples, generator))
         self._require_fit()
-        if self.bernoulli:
+        if self.bernoulli and pred_type == "glm":
             raise ValueError(
                 "pred_type='glm' linearises logits, whose variance is not that of the "
-                "pixels. Use pred_type='nn' for likelihood='bernoulli'."
+                "pixels. Use pred_type='nn' or 'propagated' for 'bernoulli'."
             )
-        draw = self.model, self.sampler(), x.to(self._device), n_samples, generator
-        with evaluating(self.model):
-            return predictive.linearised_moments(*draw)
+        moments = self.moments(x, pred_type, n_samples, generator)
+        return sigmoid_moments(*moments) if self.bernoulli else moments
 
     def latent(
-        self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        pred_type: str = "nn",
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the code.
 
@@ -221,11 +219,16 @@ class LaplaceAE(EngineDiagLaplace):
             x: A batch.  # [N, *in]
             n_samples: How many encoders are sampled.
             generator: Where randomness comes from.
+            pred_type: As for reconstructions.
 
         Returns:
             Mean and variance.  # [N, *code] each
         """
-        return moments_of(self._codes(x, n_samples, generator))
+        require_one_of("pred_type", pred_type, PRED_TYPES)
+        if pred_type == "nn":
+            return moments_of(self._codes(x, n_samples, generator))
+        self._require_fit()
+        return self.moments(x, pred_type, n_samples, generator, "encoder")
 
     def samples(
         self, x: Tensor, n_samples: int = 100, generator: torch.Generator | None = None
@@ -283,14 +286,11 @@ class LaplaceAE(EngineDiagLaplace):
         self, x: Tensor, n_samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
         x, prefix = x.to(self._device), "encoder."
-        encoder: Any = self.model.encoder
+        encoder = self.model.get_submodule("encoder")
         with evaluating(self.model), torch.no_grad():
             for weights in self._networks(n_samples, generator):
-                own = {
-                    name.removeprefix(prefix): value
-                    for name, value in weights.items()
-                    if name.startswith(prefix)
-                }
+                names = [name for name in weights if name.startswith(prefix)]
+                own = {name.removeprefix(prefix): weights[name] for name in names}
                 yield run_with(encoder, own, x)
 
     def _require_fit(self) -> None:

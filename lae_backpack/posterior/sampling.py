@@ -103,6 +103,29 @@ class WeightSampler:
         parts = zip(self._shapes.items(), vector.split(sizes), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}
 
+    def of_part(self, part: Module, prefix: str) -> WeightSampler:
+        """The sampler of one part of the model.
+
+        Args:
+            part: The part.
+            prefix: With what its parameters' names begin in the model.
+
+        Returns:
+            A sampler of the part's weights by their names in the part.
+        """
+        mean, scale = (
+            torch.cat([
+                vector[:0],
+                *(
+                    values.flatten()
+                    for name, values in self.by_name(vector).items()
+                    if name.startswith(prefix)
+                ),
+            ])
+            for vector in (self.mean, self.scale)
+        )
+        return WeightSampler(part, mean, scale)
+
 
 def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:
     """Run a model with other weights; the model keeps its own.

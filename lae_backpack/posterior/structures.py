@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -13,9 +12,9 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
-from lae_backpack.posterior import predictive
+from lae_backpack.posterior import predictive, propagated
 from lae_backpack.posterior.backend import EngineCurvature
-from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.choices import PRED_TYPES, require_one_of
 from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.sampling import WeightSampler, evaluating
 
@@ -116,6 +115,37 @@ class EngineDiagLaplace(DiagLaplace):
         """
         return WeightSampler(self.model, self.mean, self.posterior_scale)
 
+    def moments(
+        self,
+        x: Tensor,
+        pred_type: str,
+        n_samples: int = 100,
+        generator: torch.Generator | None = None,
+        part: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the linearised model's output.
+
+        Args:
+            x: A batch.  # [N, *in]
+            pred_type: ``"glm"`` samples deviations, ``"propagated"`` needs none.
+            n_samples: How many deviations.
+            generator: Where randomness comes from.
+            part: The part of the model that is meant, by its name; all of it if empty.
+
+        Returns:
+            The output at the mean weights, and its variance.  # [N, *out] each
+        """
+        x, model, sampler = x.to(self._device), self.model, self.sampler()
+        if part:
+            model = model.get_submodule(part)
+            sampler = sampler.of_part(model, f"{part}.")
+        with evaluating(self.model):
+            if pred_type == "propagated":
+                policy = propagated.forward_policy(self._backend_kwargs)
+                return propagated.propagated_moments(model, sampler, x, policy)
+            draw = n_samples, generator
+            return predictive.linearised_moments(model, sampler, x, *draw)
+
     def _small_jacobian(self, x: Tensor) -> bool:
         with torch.no_grad(), evaluating(self.model):
             output = self.model(x[:1].to(self._device))
@@ -140,10 +170,11 @@ class EngineDiagLaplace(DiagLaplace):
         ``"glm"`` is laplace-torch's own where the Jacobian is small; elsewhere the
         model is linearised one Jacobian-vector product at a time, and the variance has
         the output's shape. ``"nn"`` samples networks and streams their moments.
+        ``"propagated"`` is one pass without samples.
 
         Args:
             x: A batch.  # [N, *in]
-            pred_type: ``"glm"`` or ``"nn"``.
+            pred_type: ``"glm"``, ``"nn"`` or ``"propagated"``.
             joint: As in laplace-torch; for small Jacobians only.
             link_approx: As in laplace-torch; ``"probit"`` or ``"mc"`` for many outputs.
             n_samples: How many networks or deviations are sampled.
@@ -158,7 +189,7 @@ class EngineDiagLaplace(DiagLaplace):
         Raises:
             ValueError: If a setting is unknown or does not fit many outputs.
         """
-        require_one_of("pred_type", pred_type, ("glm", "nn"))
+        require_one_of("pred_type", pred_type, PRED_TYPES)
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
         classifies = self.likelihood != "regression"
@@ -169,24 +200,31 @@ class EngineDiagLaplace(DiagLaplace):
                 if classifies:
                     return predictive.mean_probabilities(predictive.sampled(*draw))
                 return predictive.sampled_moments(*draw)
-        if self._small_jacobian(x):
+        if pred_type == "propagated":
+            if joint or link_approx != "probit":
+                raise ValueError(
+                    f"pred_type='propagated' got joint={joint} and link_approx="
+                    f"{link_approx!r}, allowed: joint=False, link_approx='probit'. Use "
+                    "pred_type='glm' for others."
+                )
+        elif self._small_jacobian(x):
             return super().__call__(
                 x, pred_type, joint, link_approx, n_samples, diagonal_output, generator
             )
-        if joint:
+        elif joint:
             raise ValueError(
                 "joint=True needs a covariance of all outputs, which does not fit for "
                 f"{len(x)} x {self.n_outputs} of them. Use joint=False."
             )
-        with evaluating(self.model):
+        if classifies and link_approx == "mc":
             draw = self.model, self.sampler(), x, n_samples, generator
-            if classifies and link_approx == "mc":
+            with evaluating(self.model):
                 return predictive.mean_probabilities(predictive.linearised(*draw))
-            mean, variance = predictive.linearised_moments(*draw)
+        mean, variance = self.moments(x, pred_type, n_samples, generator)
         if not classifies:
             return mean, variance
         require_one_of("link_approx", link_approx, ("probit", "mc"))
-        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
+        return propagated.probit(mean, variance).softmax(1)
 
     @override
     def functional_samples(
