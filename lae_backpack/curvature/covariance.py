@@ -79,7 +79,8 @@ class Covariance:
         """
         total = torch.zeros_like(like) if self.rest is None else self.rest
         for columns in self.columns.values():
-            total = total + columns.square().sum(0)
+            for column in columns:
+                total = torch.addcmul(total, column, column)
         return total
 
     def matrix(self, like: Tensor) -> Tensor:

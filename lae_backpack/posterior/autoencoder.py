@@ -183,7 +183,7 @@ class LaplaceAE(EngineDiagLaplace):
 
         Args:
             x: A batch.  # [N, *in]
-            pred_type: ``"nn"`` samples, ``"glm"`` linearises, ``"propagated"``: one pass.
+            pred_type: ``"nn"`` samples, ``"glm"`` linearises, ``"propagated"`` neither.
             n_samples: How many networks.
             generator: Where randomness comes from.
             **kwargs: As for the other structures.

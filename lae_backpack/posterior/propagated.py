@@ -13,31 +13,28 @@ from typing_extensions import override
 
 from lae_backpack.curvature.forward import propagate
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM, DensePolicy
-from lae_backpack.posterior.sampling import Weights, WeightSampler
+from lae_backpack.posterior.sampling import Weights
 
 
-def propagated_moments(
-    model: Module, sampler: WeightSampler, x: Tensor, policy: DensePolicy
+def moments(
+    model: Module, mean: Weights, variances: Weights, x: Tensor, policy: DensePolicy
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of a model with independent Gaussian weights.
 
     Args:
-        model: The model, in eval mode.
-        sampler: The mean and the standard deviations of its weights.
+        model: The model, in eval mode; it keeps its own weights.
+        mean: The mean of its trainable weights.
+        variances: Their variances.
         x: A batch.  # [N, *in]
         policy: Where covariances are dense.
 
     Returns:
         The output at the mean weights, and its variance.  # [N, *out] each
     """
-    mean = {
-        f"model.{name}": weight.detach().requires_grad_()  # what has a variance
-        for name, weight in sampler.by_name(sampler.mean).items()
-    }
-    variances = sampler.by_name(sampler.scale.square())
-    # The model keeps its own weights, which need not be the mean any more.
+    # In the pass, requires_grad tells which weights have a variance.
+    weights = {f"model.{n}": w.detach().requires_grad_() for n, w in mean.items()}
     with torch.no_grad():
-        return functional_call(_Pass(model, variances, policy), mean, (x,))
+        return functional_call(_Pass(model, variances, policy), weights, (x,))
 
 
 class _Pass(Module):

@@ -63,10 +63,9 @@ class WeightSampler:
             mean: The mean.  # [P]
             scale: The standard deviations.  # [P]
         """
-        params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.model = model
         self.mean, self.scale = mean.detach(), scale.detach()
         self._buffer = torch.empty_like(self.mean)
-        self._shapes = {name: param.shape for name, param in params.items()}
 
     def deviation(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw how far a network is from the mean.
@@ -99,32 +98,46 @@ class WeightSampler:
         Returns:
             Views of it by name.
         """
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = zip(self._shapes.items(), vector.split(sizes), strict=True)
-        return {name: part.view(shape) for (name, shape), part in parts}
+        return weights_by_name(self.model, vector)
 
-    def of_part(self, part: Module, prefix: str) -> WeightSampler:
+    def of_part(self, name: str) -> WeightSampler:
         """The sampler of one part of the model.
 
         Args:
-            part: The part.
-            prefix: With what its parameters' names begin in the model.
+            name: The part's name.
 
         Returns:
-            A sampler of the part's weights by their names in the part.
+            A sampler of its weights, by their names in the part.
         """
         mean, scale = (
             torch.cat([
-                vector[:0],
-                *(
-                    values.flatten()
-                    for name, values in self.by_name(vector).items()
-                    if name.startswith(prefix)
-                ),
+                v[:0],
+                *(w.flatten() for w in weights_by_name(self.model, v, name).values()),
             ])
-            for vector in (self.mean, self.scale)
+            for v in (self.mean, self.scale)
         )
-        return WeightSampler(part, mean, scale)
+        return WeightSampler(self.model.get_submodule(name), mean, scale)
+
+
+def weights_by_name(model: Module, vector: Tensor, part: str = "") -> Weights:
+    """Cut a vector into a model's trainable parameters.
+
+    Args:
+        model: The model.
+        vector: Numbers for all trainable parameters.  # [P]
+        part: Only those of this part of the model, by their names in it.
+
+    Returns:
+        Views of the vector by name.
+    """
+    params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    pieces = vector.split([p.numel() for p in params.values()])
+    prefix = f"{part}." if part else ""
+    return {
+        name.removeprefix(prefix): piece.view(param.shape)
+        for (name, param), piece in zip(params.items(), pieces, strict=True)
+        if name.startswith(prefix)
+    }
 
 
 def run_with(model: Module, weights: Weights, x: Tensor) -> Tensor:

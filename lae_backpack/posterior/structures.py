@@ -16,7 +16,7 @@ from lae_backpack.posterior import predictive, propagated
 from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.choices import PRED_TYPES, require_one_of
 from lae_backpack.posterior.density import GaussianNLL
-from lae_backpack.posterior.sampling import WeightSampler, evaluating
+from lae_backpack.posterior.sampling import WeightSampler, evaluating, weights_by_name
 
 # A Jacobian of at most this many numbers is worth its exactness.
 SMALL_JACOBIAN = 2**24
@@ -135,14 +135,16 @@ class EngineDiagLaplace(DiagLaplace):
         Returns:
             The output at the mean weights, and its variance.  # [N, *out] each
         """
-        x, model, sampler = x.to(self._device), self.model, self.sampler()
-        if part:
-            model = model.get_submodule(part)
-            sampler = sampler.of_part(model, f"{part}.")
+        x, model = x.to(self._device), self.model.get_submodule(part)
         with evaluating(self.model):
             if pred_type == "propagated":
+                mean, variances = (
+                    weights_by_name(self.model, vector, part)
+                    for vector in (self.mean, self.posterior_variance)
+                )
                 policy = propagated.forward_policy(self._backend_kwargs)
-                return propagated.propagated_moments(model, sampler, x, policy)
+                return propagated.moments(model, mean, variances, x, policy)
+            sampler = self.sampler().of_part(part) if part else self.sampler()
             draw = n_samples, generator
             return predictive.linearised_moments(model, sampler, x, *draw)
 

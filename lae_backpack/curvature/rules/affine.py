@@ -7,7 +7,10 @@ weight gradient with ``x o x`` for the input.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -203,6 +206,18 @@ class LinearRule(AffineRule):
         if name == "bias":
             return variance
         return super().push_param_diag(name, call, variance)
+
+    @override
+    def push_variances(
+        self, call: Call, rest: Tensor | None, variances: Mapping[str, Tensor]
+    ) -> Tensor:
+        if rest is None or call.x.dim() > 2 or "weight" not in variances:
+            return super().push_variances(call, rest, variances)
+        # The same sum without a pass over the output for each of its terms.
+        weight = call.module.weight.detach()
+        x, noise, bias = call.x, variances["weight"], variances.get("bias")
+        pushed = F.linear(x * x, noise, bias)
+        return pushed.addmm_(rest, (weight * weight).T)
 
     @override
     def rest_matrix(self, call: Call, rest: Tensor) -> Tensor:

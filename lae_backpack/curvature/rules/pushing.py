@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from lae_backpack.curvature.call import Call, Layer
@@ -106,18 +107,31 @@ class PushRule:
         pushed, rest = Covariance(columns), arrived[0].rest
         if rest is not None and dense and not self.separates_inputs(call.module):
             matrix = self.rest_matrix(call, rest)
-            pushed += Covariance.from_matrix(matrix, call.output)
-        elif rest is not None:
-            pushed += Covariance(rest=self.push_diag(call, rest))
-        if not variances:
-            return pushed
-        if dense and not self.separates_params(call):
+            pushed, rest = pushed + Covariance.from_matrix(matrix, call.output), None
+        if variances and dense and not self.separates_params(call):
             matrix = self.noise_matrix(call, variances)
-            return pushed + Covariance.from_matrix(matrix, call.output)
+            pushed, variances = pushed + Covariance.from_matrix(matrix, call.output), {}
+        if rest is None and not variances:
+            return pushed
+        return pushed + Covariance(rest=self.push_variances(call, rest, variances))
+
+    def push_variances(
+        self, call: Call, rest: Tensor | None, variances: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Push what is independent: ``(Jx o Jx) r + (Jw o Jw) v``.
+
+        Args:
+            call: The use of the layer.
+            rest: Variances at the input, if there are any.  # [N, *in]
+            variances: The variances of parameters by name.
+
+        Returns:
+            Variances at the output.  # [N, *out]
+        """
+        total = 0.0 if rest is None else self.push_diag(call, rest)
         for name, variance in variances.items():
-            noise = self.push_param_diag(name, call, variance)
-            pushed += Covariance(rest=noise.expand_as(call.output))
-        return pushed
+            total = total + self.push_param_diag(name, call, variance)
+        return torch.as_tensor(total).expand_as(call.output)
 
     def push_diag(self, call: Call, variance: Tensor) -> Tensor:
         """Push independent variances through the layer: ``(Jx o Jx) v``.
