@@ -55,6 +55,11 @@ class Covariance:
         """
         size = features(like)
         count = size if max_columns is None else min(size, max_columns)
+        if count == size and matrix.dtype in (torch.float32, torch.float64):
+            root, failed = torch.linalg.cholesky_ex(matrix)
+            if not failed.any():
+                columns = root.permute(2, 0, 1).reshape(count, *like.shape)
+                return cls({Source(): columns})
         columns, missed = pivoted_root(matrix, count)
         columns = columns.reshape(count, *like.shape)
         rest = missed.reshape(like.shape) if count < size else None

@@ -34,7 +34,8 @@ def moments(
     # In the pass, requires_grad tells which weights have a variance.
     weights = {f"model.{n}": w.detach().requires_grad_() for n, w in mean.items()}
     with torch.no_grad():
-        return functional_call(_Pass(model, variances, policy), weights, (x,))
+        moved = _Pass(model, variances, policy)
+        return functional_call(moved, weights, (x,), tie_weights=False)
 
 
 class _Pass(Module):
@@ -62,6 +63,23 @@ def forward_policy(settings: Mapping[str, int | None]) -> DensePolicy:
     """
     limit = settings.get("max_dense_dim")
     return DensePolicy(DEFAULT_MAX_DENSE_DIM if limit == 0 else limit)
+
+
+def require_single_outputs(joint: bool, link_approx: str) -> None:
+    """Refuse what needs samples, or more than the variance of each output.
+
+    Args:
+        joint: Whether the outputs' covariance is wanted.
+        link_approx: How class probabilities are made.
+
+    Raises:
+        ValueError: If one pass does not give it.
+    """
+    if joint or link_approx != "probit":
+        raise ValueError(
+            f"pred_type='propagated' got joint={joint}, link_approx={link_approx!r}, "
+            "allowed: joint=False, link_approx='probit'. Use pred_type='glm' else."
+        )
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:

@@ -115,6 +115,14 @@ class EngineDiagLaplace(DiagLaplace):
         """
         return WeightSampler(self.model, self.mean, self.posterior_scale)
 
+    @property
+    @override
+    def prior_precision_diag(self) -> Tensor:
+        prior = torch.as_tensor(self.prior_precision)
+        if prior.numel() == 1:  # equal numbers need no vector of their own
+            return prior.reshape(1).expand(self.n_params)
+        return super().prior_precision_diag
+
     def moments(
         self,
         x: Tensor,
@@ -138,9 +146,10 @@ class EngineDiagLaplace(DiagLaplace):
         x, model = x.to(self._device), self.model.get_submodule(part)
         with evaluating(self.model):
             if pred_type == "propagated":
+                variance = self.posterior_precision.detach().reciprocal_()
                 mean, variances = (
                     weights_by_name(self.model, vector, part)
-                    for vector in (self.mean, self.posterior_variance)
+                    for vector in (self.mean, variance)
                 )
                 policy = propagated.forward_policy(self._backend_kwargs)
                 return propagated.moments(model, mean, variances, x, policy)
@@ -203,12 +212,7 @@ class EngineDiagLaplace(DiagLaplace):
                     return predictive.mean_probabilities(predictive.sampled(*draw))
                 return predictive.sampled_moments(*draw)
         if pred_type == "propagated":
-            if joint or link_approx != "probit":
-                raise ValueError(
-                    f"pred_type='propagated' got joint={joint} and link_approx="
-                    f"{link_approx!r}, allowed: joint=False, link_approx='probit'. Use "
-                    "pred_type='glm' for others."
-                )
+            propagated.require_single_outputs(joint, link_approx)
         elif self._small_jacobian(x):
             return super().__call__(
                 x, pred_type, joint, link_approx, n_samples, diagonal_output, generator

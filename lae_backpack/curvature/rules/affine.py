@@ -211,13 +211,12 @@ class LinearRule(AffineRule):
     def push_variances(
         self, call: Call, rest: Tensor | None, variances: Mapping[str, Tensor]
     ) -> Tensor:
-        if rest is None or call.x.dim() > 2 or "weight" not in variances:
+        if call.x.dim() > 2 or "weight" not in variances:
             return super().push_variances(call, rest, variances)
         # The same sum without a pass over the output for each of its terms.
-        weight = call.module.weight.detach()
-        x, noise, bias = call.x, variances["weight"], variances.get("bias")
-        pushed = F.linear(x * x, noise, bias)
-        return pushed.addmm_(rest, (weight * weight).T)
+        weight, x = call.module.weight.detach(), call.x
+        pushed = F.linear(x * x, variances["weight"], variances.get("bias"))
+        return pushed if rest is None else pushed.addmm_(rest, (weight * weight).T)
 
     @override
     def rest_matrix(self, call: Call, rest: Tensor) -> Tensor:

@@ -104,16 +104,18 @@ class PushRule:
         columns = {
             source: self._push_all(call, c) for source, c in arrived[0].columns.items()
         }
-        pushed, rest = Covariance(columns), arrived[0].rest
+        pushed, rest, matrix = Covariance(columns), arrived[0].rest, None
         if rest is not None and dense and not self.separates_inputs(call.module):
-            matrix = self.rest_matrix(call, rest)
-            pushed, rest = pushed + Covariance.from_matrix(matrix, call.output), None
+            matrix, rest = self.rest_matrix(call, rest), None
         if variances and dense and not self.separates_params(call):
-            matrix = self.noise_matrix(call, variances)
-            pushed, variances = pushed + Covariance.from_matrix(matrix, call.output), {}
-        if rest is None and not variances:
-            return pushed
-        return pushed + Covariance(rest=self.push_variances(call, rest, variances))
+            noise, variances = self.noise_matrix(call, variances), {}
+            matrix = noise if matrix is None else matrix + noise
+        if rest is not None or variances:
+            rest = self.push_variances(call, rest, variances)
+        if matrix is None:
+            return pushed + Covariance(rest=rest)
+        whole = Covariance({}, rest).matrix(call.output) + matrix
+        return pushed + Covariance.from_matrix(whole, call.output)
 
     def push_variances(
         self, call: Call, rest: Tensor | None, variances: Mapping[str, Tensor]
