@@ -34,5 +34,6 @@ def small_digits() -> Tensor:
     Returns:
         Pixels in [0, 1], enlarged.  # [1797, 1, 28, 28]
     """
-    digits = torch.tensor(load_digits().images).float()[:, None] / 16
+    pixels, _ = load_digits(return_X_y=True)
+    digits = torch.tensor(pixels).float().reshape(-1, 1, 8, 8) / 16
     return F.interpolate(digits, size=(28, 28))
