@@ -228,7 +228,8 @@ def test_few_columns_keep_the_variances_and_never_claim_too_much():
     assert torch.linalg.eigvalsh(left).min() > -1e-12
 
 
-def test_a_large_code_leaves_with_few_columns(monkeypatch):
+@pytest.mark.parametrize("hidden", [(), (9,)])
+def test_a_large_code_leaves_with_few_columns(hidden, monkeypatch):
     seen: list[int] = []
     original = LinearRule.push_columns
 
@@ -238,7 +239,7 @@ def test_a_large_code_leaves_with_few_columns(monkeypatch):
 
     monkeypatch.setattr(LinearRule, "push_columns", spy)
     monkeypatch.setattr(forward, "MAX_COLUMNS", 3)
-    model, x = mlp(12, 6, 12, 12), torch.randn(2, 12)
+    model, x = mlp(12, *hidden, 6, 12, 12), torch.randn(2, 12)
     variances = random_variances(model)
     _, few = propagate(model, x, variances, DensePolicy(6))
     assert seen == [3, 3]

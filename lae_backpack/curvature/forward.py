@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from lae_backpack.curvature.allocator import keep_freed_memory
-from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.covariance import Covariance
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import features
@@ -18,7 +17,9 @@ from lae_backpack.curvature.recorder import Record, Recorder
 from lae_backpack.curvature.sweep import require_rules_for_all_parameters
 
 # With so many columns at most a covariance leaves the tensors where it is dense: what
-# follows costs about as many forward passes.
+# follows costs about as many forward passes. The variances that they miss stay, without
+# correlation. On digits with a code of 24 features, rank correlation with the exact
+# variance per pixel is .77 without columns, .92 with 8, .96 with 16, 1.00 with 24.
 MAX_COLUMNS = 16
 
 
@@ -101,17 +102,15 @@ class _Way:
         forks = self.last_uses[key] > step
         if not self.policy.carries_dense(x) or not (mixes or forks):
             return found
-        if found.rest is None and found.n_columns() <= features(x):
+        leaves = mixes and not self.policy.carries_dense(call.output)
+        most = min(features(x), MAX_COLUMNS) if leaves else features(x)
+        if found.rest is None and found.n_columns() <= most:
             return found
         others = (c for k, c in self.arrived.items() if k != key)
         if any(found.columns.keys() & other.columns.keys() for other in others):
             ready = found.without_rest()
         else:
-            ready = found.gathered(x, self._most_columns(call))
+            ready = found.gathered(x, most)
         # Whoever comes next to this tensor must find the same sources.
         self.arrived[key] = ready
         return ready
-
-    def _most_columns(self, call: Call) -> int | None:
-        leaves = not self.policy.carries_dense(call.output)
-        return MAX_COLUMNS if leaves else None
