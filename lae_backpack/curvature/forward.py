@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,12 +34,11 @@ def propagate(
     """Mean and variance of a model whose weights are independent Gaussians.
 
     Every layer is linearised at the mean weights and at the mean of its input. Where
-    the policy says dense, nothing else is lost; where it says diagonal, correlations
-    are that come neither from a dense tensor before it nor along the same columns.
+    the policy says dense, all correlations are kept, and travel on as columns. Where it
+    does not, those that arise there are dropped, also between branches that meet.
 
     Args:
-        model: The model, at the mean weights; it may be called once for each module
-            that has parameters.
+        model: The model, at the mean weights and in eval mode.
         x: A batch.  # [N, *in]
         variances: The variances of trainable parameters by name.
         policy: Where the covariance is kept dense.
@@ -54,13 +54,17 @@ def propagate(
     require_rules_for_all_parameters(model, x, set(names))
     by_param = {p: variances[n] for p, n in names.items() if n in variances}
     way = _Way(policy, _last_uses(recorder.records, id(output)))
-    for step, record in enumerate(recorder.records):
+    records = deque(recorder.records)
+    recorder.records.clear()
+    for step in range(len(records)):
+        record = records.popleft()
         own = {
             name: by_param[param]
             for name, param in record.call.module._parameters.items()
             if param is not None and param in by_param
         }
         way.pass_through(step, record, own)
+        recorder.forget(record)
     arrived = way.arrived.get(id(output), Covariance())
     return output, arrived.variance(output)
 
