@@ -2,7 +2,8 @@
 
 A layer ``y = f(x; w)`` with Jacobians ``Jx`` and ``Jw`` has to say two things, both
 with *squared* Jacobians: what a diagonal ``d`` at its output becomes at its input, and
-what it means for each parameter. Everything dense has an exact default.
+what it means for each parameter. Everything dense has an exact default, and so has the
+way forwards, which is in ``pushing``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class DiagRule(PushRule):
         one_input_per_output: Each output depends on one input at most (activations,
             pads, pools that select). Then ``Jx^T diag(d) Jx`` is diagonal again, and
             carrying a diagonal loses nothing.
+        one_output_per_input: Each input reaches one output at most. The same forwards.
     """
 
     constant_jacobian: bool = False
