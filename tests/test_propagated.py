@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -429,5 +430,8 @@ def test_experiment_runs(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "propagated.json").read_text())["rows"]
-    assert [row["model"] for row in rows] == ["linear", "conv"]
+    for name in ("linear", "conv"):
+        figures = json.loads((tmp_path / f"propagated_{name}.json").read_text())
+        assert figures["against"].keys() == {"sampled", "linearised"}
+        for correlations in figures["against"].values():
+            assert all(math.isfinite(value) for value in correlations.values())

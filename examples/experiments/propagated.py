@@ -220,8 +220,12 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("LAE_DATA"))
     parser.add_argument("--smoke", action="store_true", help="a few seconds, no data")
     parser.add_argument("--out", type=Path, default=here / "results")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    for name, value in asdict(Settings()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     args = parser.parse_args()
-    settings = SMOKE if args.smoke else Settings()
+    given = Settings(**{name: getattr(args, name) for name in asdict(SMOKE)})
+    settings = SMOKE if args.smoke else given
     count = settings.n_test
     if args.smoke:
         x = small_digits()
@@ -234,14 +238,13 @@ def main() -> None:
         test = [idx_images(args.data_dir, name, "t10k")[:count] for name in names]
         test = torch.cat(test)
     x = x[: settings.n_train]
-    rows = []
-    for name in MODELS:
-        rows.append(compare(name, x, test, settings))
-        print(json.dumps(rows[-1], indent=2), flush=True)
     # Where the data is here is nobody's business.
     sys.argv = [a if a != str(args.data_dir) else "DIR" for a in sys.argv]
-    content = {"seed": settings.seed, "settings": asdict(settings), "rows": rows}
-    write_json(args.out / "propagated.json", content)
+    for name in args.models:
+        figures = compare(name, x, test, settings)
+        print(json.dumps(figures, indent=2))
+        content = {"seed": settings.seed, "settings": asdict(settings), **figures}
+        write_json(args.out / f"propagated_{name}.json", content)
 
 
 if __name__ == "__main__":
