@@ -204,6 +204,15 @@ def test_activations_in_place_and_frozen_parts():
     assert_close(found[1], exact_variance(plain, x, variances))
 
 
+def test_convolution_with_one_position():
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(4, 2, 1)
+    )
+    x, variances = torch.randn(3, 2, 3, 3), random_variances(model)
+    _, found = propagate(model, x, variances, EXACT)
+    assert_close(found.flatten(1), exact_variance(model, x, variances))
+
+
 # Columns ------------------------------------------------------------------------------
 
 

@@ -33,6 +33,10 @@ class ConvRule(AffineRule):
         return geometry.forward(weight, x)
 
     @override
+    def separates_params(self, call: Call) -> bool:
+        return call.output.shape[2:].numel() == 1  # no weight is used twice
+
+    @override
     def push_diag(self, call: Call, variance: Tensor) -> Tensor:
         geometry = Geometry.of(call.module, call.x, call.output)
         if geometry.pad_mode == "constant":
