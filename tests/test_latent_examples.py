@@ -137,13 +137,3 @@ def test_the_cost_is_measured(run, tmp_path: Path):
 
 def test_the_tutorial_proves_itself(run):
     assert "bound with the full covariance" in run("tutorials/latent_codes.py")
-
-
-def test_the_experiment_says_where_it_wants_its_data(monkeypatch, tmp_path: Path):
-    from idx_images import data_folder
-
-    monkeypatch.delenv("LAE_DATA", raising=False)
-    with pytest.raises(SystemExit, match="--data-dir, or the environment variable"):
-        data_folder(None)
-    monkeypatch.setenv("LAE_DATA", str(tmp_path))
-    assert data_folder(None) == tmp_path

@@ -119,8 +119,10 @@ def environment() -> dict[str, object]:
     """
     packages = ("torch", "backpack-for-pytorch", "laplace-torch", "stochman")
     script = Path(sys.argv[0])
+    # Where data and results are on this machine is nobody's business.
+    arguments = ["..." if "/" in a else a for a in sys.argv[1:]]
     return {
-        "command": " ".join(["python", script.name, *sys.argv[1:]]),
+        "command": " ".join(["python", script.name, *arguments]),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),

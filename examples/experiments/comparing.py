@@ -11,13 +11,17 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from measuring import write_json  # noqa: E402
+from measuring import Contender, interleaved, ratio, write_json  # noqa: E402
 from models import fashion_autoencoder, mnist_autoencoder  # noqa: E402
 
 __all__ = [
+    "Contender",
     "auroc",
     "fashion_autoencoder",
+    "interleaved",
+    "made_up",
     "mnist_autoencoder",
+    "ratio",
     "small_digits",
     "write_json",
 ]
@@ -45,3 +49,19 @@ def small_digits() -> Tensor:
     """
     pixels, _ = load_digits(return_X_y=True)
     return torch.tensor(pixels).float().reshape(-1, 1, 8, 8) / 16
+
+
+def made_up(n_images: int, generator: torch.Generator) -> Tensor:
+    """Smooth blobs for smoke runs, which need no data.
+
+    Args:
+        n_images: How many.
+        generator: Where randomness comes from.
+
+    Returns:
+        Pixels in [0, 1].  # [N, 784]
+    """
+    rows, columns = torch.meshgrid(torch.arange(28), torch.arange(28), indexing="ij")
+    centre = 28 * torch.rand(n_images, 2, 1, 1, generator=generator)
+    squares = (rows - centre[:, 0]) ** 2 + (columns - centre[:, 1]) ** 2
+    return torch.exp(-squares / 20).flatten(1)

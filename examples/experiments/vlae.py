@@ -11,23 +11,21 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from idx_images import data_folder, load, made_up
+from comparing import made_up, write_json
 from latent_training import Images, build, log_likelihood, over_batches, train
 
+from lae_backpack.datasets import load_images
 from lae_backpack.latent import VLAE
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from measuring import write_json  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("vae", "savae", "hf", "vlae")
-DATASETS = ("mnist", "fashion", "binary")
+FOLDERS = {"mnist": "mnist", "fashion": "fashion-mnist", "binary": "mnist"}
+DATASETS = tuple(FOLDERS)
 
 
 def images_of(dataset: str, args: argparse.Namespace) -> Images:
@@ -44,8 +42,11 @@ def images_of(dataset: str, args: argparse.Namespace) -> Images:
         generator = torch.Generator().manual_seed(0)
         parts = made_up(360, generator), made_up(40, generator)
     else:
-        folder = data_folder(args.data_dir)
-        parts = load(folder, dataset, "train"), load(folder, dataset, "test")
+        name = FOLDERS[dataset]
+        parts = (
+            load_images(name, "train", args.data_dir).flatten(1),
+            load_images(name, "test", args.data_dir).flatten(1),
+        )
     train_images, test_images = parts
     train_images = train_images[: args.train_images]
     test_images = test_images[: args.test_images]

@@ -7,14 +7,11 @@ python examples/experiments/vlae_cost.py --smoke    # seconds, for tests; proves
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
+from comparing import Contender, interleaved, ratio, write_json
 from latent_training import BATCH, Images, build
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from measuring import Contender, interleaved, ratio, write_json  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 

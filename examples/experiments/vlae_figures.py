@@ -14,12 +14,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from idx_images import data_folder, load, made_up
+from comparing import made_up
 from latent_baselines import SemiAmortisedVAE
 from latent_training import Images, build, train
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from lae_backpack.datasets import load_images
 from lae_backpack.latent import VLAE, CodeModel
 
 RESULTS = Path(__file__).parent / "results"
@@ -171,8 +172,10 @@ def main() -> None:
         generator = torch.Generator().manual_seed(0)
         args.epochs, pixels = 1, (made_up(360, generator), made_up(10, generator))
     else:
-        folder = data_folder(args.data_dir)
-        pixels = load(folder, "mnist", "train"), load(folder, "mnist", "test")
+        pixels = (
+            load_images("mnist", "train", args.data_dir).flatten(1),
+            load_images("mnist", "test", args.data_dir).flatten(1),
+        )
     train_images, test_images = pixels
     images = Images.prepared(
         train_images[: args.train_images], test_images, binary=False, seed=0

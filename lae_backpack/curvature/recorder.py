@@ -135,7 +135,8 @@ class Recorder:
         """Let go of what only this call needed.
 
         Args:
-            record: A call that has been dealt with, the last one first.
+            record: A call that has been dealt with, in the order of the pass or
+                against it.
         """
         self._made.pop(record.output_key, None)
 

@@ -104,7 +104,7 @@ def sweep(
         output = model(x)
     recorder.require_known(output)
     names = recorder.parameter_names()
-    _require_rules_for_all_parameters(model, x, set(names))
+    require_rules_for_all_parameters(model, x, set(names))
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
     with torch.set_grad_enabled(wants_gradients):
@@ -170,10 +170,15 @@ def backwards(
         recorder.forget(record)
 
 
-def _require_rules_for_all_parameters(
+def require_rules_for_all_parameters(
     model: Module, x: Tensor, covered: set[Parameter]
 ) -> None:
     """Refuse a parameter that the model uses, but no module with a rule does.
+
+    Args:
+        model: The model.
+        x: A batch.  # [N, *in]
+        covered: The parameters of modules with a rule.
 
     Raises:
         UnsupportedModelError: If there is one.

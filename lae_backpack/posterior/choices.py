@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Sampled networks, the linearised model, the linearised model in one pass.
+PRED_TYPES = ("nn", "glm", "propagated")
+
 
 def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuse a choice that there is not.

@@ -31,11 +31,26 @@ def chunks_of(
     Returns:
         Views of the batch.  # [chunk_size, *in] each, the last one maybe shorter
     """
-    if chunk_size is not None:
-        require_at_least_one("chunk_size", chunk_size)
     if not isinstance(x, Tensor):
         return (x,)
-    return x.split(chunk_size or automatic_size(x, n_outputs))
+    return x.split(checked_size(x, chunk_size, n_outputs))
+
+
+def checked_size(x: Tensor, chunk_size: int | None, n_outputs: int = 0) -> int:
+    """How large chunks are.
+
+    Args:
+        x: A batch.  # [N, *in]
+        chunk_size: What the user says.
+        n_outputs: Outputs per sample, as far as known.
+
+    Returns:
+        Samples in a chunk.
+    """
+    if chunk_size is None:
+        return automatic_size(x, n_outputs)
+    require_at_least_one("chunk_size", chunk_size)
+    return chunk_size
 
 
 def automatic_size(x: Tensor, n_outputs: int = 0) -> int:

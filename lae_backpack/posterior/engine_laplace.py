@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,7 +21,13 @@ from lae_backpack.posterior.chunks import Batch, chunks_of, rows_of, stacked
 from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.hyperparameters import PositiveHyperparameters
 from lae_backpack.posterior.jacobians import SmallJacobians
-from lae_backpack.posterior.sampling import WeightSampler, evaluating, run_with
+from lae_backpack.posterior.propagated import probit
+from lae_backpack.posterior.sampling import (
+    WeightSampler,
+    evaluating,
+    run_with,
+    without_hooks,
+)
 
 
 class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
@@ -32,6 +37,7 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
     """
 
     backend_settings: ClassVar[dict[str, Any]] = {"max_dense_dim": 0}
+    pred_types: ClassVar[tuple[str, ...]] = ("glm", "nn")
 
     def __init__(
         self,
@@ -171,7 +177,7 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
         Raises:
             ValueError: If a setting is unknown or does not fit many outputs.
         """
-        require_one_of("pred_type", pred_type, ("glm", "nn"))
+        require_one_of("pred_type", pred_type, self.pred_types)
         require_at_least_one("n_samples", n_samples)
         self._require_fit()
         rewards = self.likelihood == "reward_modeling"
@@ -187,8 +193,8 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
                     x, pred_type, joint, link_approx, *settings, fitting
                 )
         draw = self.sampler(), chunks, n_samples, generator
+        run = partial(run_with, without_hooks(self.model))
         if pred_type == "nn":
-            run = partial(run_with, self.model)
             with evaluating(self.model):
                 if not classifies:
                     return predictive.sampled_moments(run, *draw)
@@ -203,12 +209,12 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
             require_one_of("link_approx", link_approx, ("probit", "mc"))
         with evaluating(self.model):
             if classifies and link_approx == "mc":
-                outputs = predictive.linearised(self.model, *draw)
+                outputs = predictive.linearised(run, *draw)
                 return predictive.mean_probabilities(outputs, rows_of(chunks))
-            mean, variance = predictive.linearised_moments(self.model, *draw)
+            mean, variance = predictive.linearised_moments(run, *draw)
         if not classifies:
             return mean, variance
-        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
+        return probit(mean, variance).softmax(1)
 
     @override
     def functional_samples(
@@ -230,11 +236,9 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
                 )
         chunks = chunks_of(x, None, self.n_outputs)
         draw = self.sampler(), chunks, n_samples, generator
+        stream = predictive.linearised if pred_type == "glm" else predictive.sampled
         with evaluating(self.model), torch.no_grad():
-            if pred_type == "glm":
-                outputs = predictive.linearised(self.model, *draw)
-            else:
-                outputs = predictive.sampled(partial(run_with, self.model), *draw)
+            outputs = stream(partial(run_with, without_hooks(self.model)), *draw)
             return stacked(outputs, n_samples, rows_of(chunks))
 
     @override

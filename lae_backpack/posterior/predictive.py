@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jvp
-from torch.nn import Module
+from torch.func import jvp
 
 from lae_backpack.posterior.choices import require_at_least_one
 from lae_backpack.posterior.chunks import (
@@ -24,12 +23,7 @@ from lae_backpack.posterior.chunks import (
     rows_of,
     stacked,
 )
-from lae_backpack.posterior.sampling import (
-    Weights,
-    WeightSampler,
-    run_with,
-    without_hooks,
-)
+from lae_backpack.posterior.sampling import Weights, WeightSampler
 
 Run = Callable[[Weights, Any], Tensor]
 
@@ -59,7 +53,7 @@ def sampled(
 
 
 def linearised(
-    model: Module,
+    run: Run,
     sampler: WeightSampler,
     chunks: Sequence[Batch],
     n_samples: int,
@@ -68,8 +62,8 @@ def linearised(
     """Outputs of the linearised model, one Jacobian-vector product each.
 
     Args:
-        model: The model.
-        sampler: Draws its weights.
+        run: Runs a network, given its weights and inputs, without BackPACK's hooks.
+        sampler: Draws the weights.
         chunks: A batch.  # [n, *in] each
         n_samples: How many deviations from the mean.
         generator: Where randomness comes from.
@@ -78,14 +72,10 @@ def linearised(
         ``f(x; mean) + J deviation``, to be used before the next.  # [n, *out] each
     """
     require_at_least_one("n_samples", n_samples)
-    model = without_hooks(model)
     mean = sampler.by_name(sampler.mean)
 
     def push(deviation: Weights, x: Batch) -> Tensor:
-        def forward(weights: Weights) -> Tensor:
-            return functional_call(model, weights, (x,))
-
-        output, pushed, *_ = jvp(forward, (mean,), (deviation,))
+        output, pushed, *_ = jvp(lambda w: run(w, x), (mean,), (deviation,))
         return output + pushed
 
     for _ in range(n_samples):
@@ -143,7 +133,7 @@ def samples(
 
 @torch.no_grad()
 def linearised_moments(
-    model: Module,
+    run: Run,
     sampler: WeightSampler,
     chunks: Sequence[Batch],
     n_samples: int,
@@ -152,8 +142,8 @@ def linearised_moments(
     """Mean and variance of the linearised model.
 
     Args:
-        model: The model.
-        sampler: Draws its weights.
+        run: Runs a network, given its weights and inputs, without BackPACK's hooks.
+        sampler: Draws the weights.
         chunks: A batch.  # [n, *in] each
         n_samples: How many deviations from the mean.
         generator: Where randomness comes from.
@@ -161,10 +151,10 @@ def linearised_moments(
     Returns:
         The model's output, which is the mean, and the variance.  # [N, *out] each
     """
-    own = partial(run_with, model, sampler.by_name(sampler.mean))
-    mean = torch.cat([own(x) for x in chunks])
+    own = sampler.by_name(sampler.mean)
+    mean = torch.cat([run(own, x) for x in chunks])
     squares = torch.zeros_like(mean)
-    for outputs in linearised(model, sampler, chunks, n_samples, generator):
+    for outputs in linearised(run, sampler, chunks, n_samples, generator):
         for rows, output in located(outputs):
             squares[rows] += (output - mean[rows]).square()
     return mean, squares.div_(n_samples)  # the mean is known, so no n - 1

@@ -11,15 +11,18 @@ from torch.nn import Module
 
 from lae_backpack.posterior import predictive
 from lae_backpack.posterior.batches import checked_images, require_reconstruction
-from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.choices import PRED_TYPES, require_one_of
 from lae_backpack.posterior.chunks import Batch, chunks_of
 from lae_backpack.posterior.code_parts import code_part
+from lae_backpack.posterior.predictive import Run
+from lae_backpack.posterior.propagated import sigmoid_moments
 from lae_backpack.posterior.sampling import (
     Weights,
     WeightSampler,
     evaluating,
     run_with,
     weights_of,
+    without_hooks,
 )
 
 
@@ -31,6 +34,7 @@ class Reconstructions:
     bernoulli: bool
     sampler: Callable[[], WeightSampler]
     functional_samples: Callable[..., Tensor]
+    propagated: Callable[..., tuple[Tensor, Tensor]]
 
     def __call__(
         self,
@@ -45,7 +49,8 @@ class Reconstructions:
 
         Args:
             x: A batch.  # [N, *in]
-            pred_type: ``"nn"`` samples networks, ``"glm"`` linearises.
+            pred_type: ``"nn"`` samples networks, ``"glm"`` linearises,
+                ``"propagated"`` needs one pass and no samples.
             n_samples: How many networks.
             generator: Where randomness comes from.
             chunk_size: Images that go through the net at once; ``None`` chooses.
@@ -57,17 +62,21 @@ class Reconstructions:
         Raises:
             ValueError: If the likelihood does not allow it.
         """
-        require_one_of("pred_type", pred_type, ("nn", "glm"))
+        require_one_of("pred_type", pred_type, PRED_TYPES)
         if self.bernoulli and pred_type == "glm":
             raise ValueError(
                 "pred_type='glm' linearises logits, whose variance is not that of the "
-                "pixels. Use pred_type='nn' for likelihood='bernoulli'."
+                "pixels. Use pred_type='nn' or 'propagated' for 'bernoulli'."
             )
-        draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
+        chunks = self._chunks(x, chunk_size)
+        if pred_type == "propagated":
+            moments = self.propagated(x, chunk_size=chunk_size)
+            return sigmoid_moments(*moments) if self.bernoulli else moments
+        draw = self.sampler(), chunks, n_samples, generator
         with evaluating(self.model):
             if pred_type == "nn":
-                return predictive.sampled_moments(self._reconstruct, *draw)
-            return predictive.linearised_moments(self.model, *draw)
+                return predictive.sampled_moments(self._reconstructs(), *draw)
+            return predictive.linearised_moments(self._reconstructs(), *draw)
 
     def latent(
         self,
@@ -76,6 +85,7 @@ class Reconstructions:
         generator: torch.Generator | None = None,
         chunk_size: int | None = None,
         include: str = "weights",
+        pred_type: str = "nn",
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the code.
 
@@ -85,15 +95,30 @@ class Reconstructions:
             generator: Where randomness comes from.
             chunk_size: As for ``la(x)``.
             include: ``"weights"``, ``"code"`` (see ``LatentLaplace``) or ``"both"``.
+            pred_type: As for ``la(x)``, for the weights' part alone.
 
         Returns:
             Mean and variance.  # [N, *code] each
+
+        Raises:
+            ValueError: If ``include`` and ``pred_type`` do not go together.
         """
+        require_one_of("pred_type", pred_type, PRED_TYPES)
         if include != "weights":
+            if pred_type != "nn":
+                raise ValueError(
+                    f"include={include!r} samples networks, got pred_type="
+                    f"{pred_type!r}. Use pred_type='nn'."
+                )
             return code_part(include)(self, x, n_samples, generator, chunk_size)
-        draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
+        chunks = self._chunks(x, chunk_size)
+        if pred_type == "propagated":
+            return self.propagated(x, "encoder", chunk_size)
+        draw = self.sampler(), chunks, n_samples, generator
         with evaluating(self.model):
-            return predictive.sampled_moments(self._encode, *draw)
+            if pred_type == "nn":
+                return predictive.sampled_moments(self._encodes(), *draw)
+            return predictive.linearised_moments(self._encodes(), *draw)
 
     def samples(
         self,
@@ -115,7 +140,7 @@ class Reconstructions:
         """
         draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
         with evaluating(self.model):
-            return predictive.samples(self._reconstruct, *draw)
+            return predictive.samples(self._reconstructs(), *draw)
 
     def latent_samples(
         self,
@@ -139,7 +164,7 @@ class Reconstructions:
         """
         draw = self.sampler(), self._chunks(x, chunk_size), n_samples, generator
         with evaluating(self.model):
-            return predictive.samples(self._encode, *draw)
+            return predictive.samples(self._encodes(), *draw)
 
     def predictive_samples(self, *args: Any, **kwargs: Any) -> Tensor:
         """As in laplace-torch; probabilities of pixels for Bernoulli likelihoods.
@@ -160,10 +185,15 @@ class Reconstructions:
         require_reconstruction(self.model, x)
         return chunks
 
-    def _reconstruct(self, weights: Weights, x: Tensor) -> Tensor:
-        output = run_with(self.model, weights, x)
-        return output.sigmoid() if self.bernoulli else output
+    def _reconstructs(self) -> Run:
+        model = without_hooks(self.model)
 
-    def _encode(self, weights: Weights, x: Tensor) -> Tensor:
-        encoder: Any = self.model.encoder
-        return run_with(encoder, weights_of("encoder", weights), x)
+        def run(weights: Weights, x: Tensor) -> Tensor:
+            output = run_with(model, weights, x)
+            return output.sigmoid() if self.bernoulli else output
+
+        return run
+
+    def _encodes(self) -> Run:
+        encoder: Any = without_hooks(self.model).encoder
+        return lambda weights, x: run_with(encoder, weights_of("encoder", weights), x)

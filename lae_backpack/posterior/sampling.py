@@ -88,11 +88,10 @@ class WeightSampler:
             scale: The standard deviations, or what makes a deviation from standard
                 normal noise.  # [P]
         """
-        params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.mean = mean.detach()
         self._scale = scale.detach() if isinstance(scale, Tensor) else scale
         self._buffer = torch.empty_like(self.mean)
-        self._shapes = {name: param.shape for name, param in params.items()}
+        self._shapes = _shapes(model)
 
     def deviation(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw how far a network is from the mean.
@@ -128,9 +127,32 @@ class WeightSampler:
         Returns:
             Views of it by name.
         """
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = zip(self._shapes.items(), vector.split(sizes), strict=True)
-        return {name: part.view(shape) for (name, shape), part in parts}
+        return _cut(vector, self._shapes)
+
+
+def weights_by_name(model: Module, vector: Tensor, part: str = "") -> Weights:
+    """Cut a vector into a model's trainable parameters.
+
+    Args:
+        model: The model.
+        vector: Numbers for all trainable parameters.  # [P]
+        part: Only those of this part of the model, by their names in it.
+
+    Returns:
+        Views of the vector by name.
+    """
+    weights = _cut(vector, _shapes(model))
+    return weights_of(part, weights) if part else weights
+
+
+def _shapes(model: Module) -> dict[str, torch.Size]:
+    return {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _cut(vector: Tensor, shapes: dict[str, torch.Size]) -> Weights:
+    pieces = vector.split([shape.numel() for shape in shapes.values()])
+    parts = zip(shapes.items(), pieces, strict=True)
+    return {name: piece.view(shape) for (name, shape), piece in parts}
 
 
 def weights_of(part: str, weights: Weights) -> Weights:

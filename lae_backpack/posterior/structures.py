@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from laplace.baselaplace import DiagLaplace
+from torch import Tensor
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
+from lae_backpack.posterior import propagated
+from lae_backpack.posterior.choices import PRED_TYPES
+from lae_backpack.posterior.chunks import checked_size
 from lae_backpack.posterior.engine_laplace import EngineLaplace
-from lae_backpack.posterior.sampling import WeightSampler
+from lae_backpack.posterior.sampling import WeightSampler, evaluating, weights_by_name
 
 
 class EngineDiagLaplace(EngineLaplace, DiagLaplace):
@@ -19,11 +24,86 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
     """
 
     _key: ClassVar[tuple[str, str]] = ("all", "engine_diag")
+    pred_types = PRED_TYPES
 
     @override
     def sampler(self) -> WeightSampler:
         self._require_fit()
         return WeightSampler(self.model, self.mean, self.posterior_scale)
+
+    @property
+    @override
+    def prior_precision_diag(self) -> Tensor:
+        prior = torch.as_tensor(self.prior_precision)
+        if prior.numel() == 1:  # equal numbers need no vector of their own
+            return prior.reshape(1).expand(self.n_params)
+        return super().prior_precision_diag
+
+    def propagated(
+        self, x: Tensor, part: str = "", chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the linearised model's output, in one pass.
+
+        Args:
+            x: A batch.  # [N, *in]
+            part: The part of the model that is meant, by its name; all of it if empty.
+            chunk_size: Samples that go through the net at once; ``None`` chooses.
+
+        Returns:
+            The output at the mean weights, and its variance.  # [N, *out] each
+        """
+        self._require_fit()
+        variance = self.posterior_precision.detach().reciprocal_()
+        means, variances = (
+            weights_by_name(self.model, vector, part)
+            for vector in (self.mean, variance)
+        )
+        policy = propagated.forward_policy(self._backend_kwargs)
+        model = self.model.get_submodule(part)
+        with evaluating(self.model):
+            moments = [
+                propagated.moments(model, means, variances, chunk, policy)
+                for chunk in x.to(self._device).split(
+                    checked_size(x, chunk_size, self.n_outputs)
+                )
+            ]
+        mean, variance = zip(*moments, strict=True)
+        return torch.cat(mean), torch.cat(variance)
+
+    @override
+    def __call__(
+        self,
+        x: Any,
+        pred_type: str = "glm",
+        joint: bool = False,
+        link_approx: str = "probit",
+        *args: Any,
+        chunk_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """As for every structure; ``pred_type="propagated"`` is one pass, no samples.
+
+        Args:
+            x: A batch.  # [N, *in]
+            pred_type: ``"glm"``, ``"nn"`` or ``"propagated"``.
+            joint: As in laplace-torch.
+            link_approx: As in laplace-torch.
+            *args: As in laplace-torch.
+            chunk_size: Samples that go through the net at once; ``None`` chooses.
+            **kwargs: As in laplace-torch.
+
+        Returns:
+            Mean and variance for regression, probabilities for classification.
+        """
+        if pred_type != "propagated":
+            return super().__call__(
+                x, pred_type, joint, link_approx, *args, chunk_size=chunk_size, **kwargs
+            )
+        propagated.require_single_outputs(joint, link_approx)
+        mean, variance = self.propagated(x, chunk_size=chunk_size)
+        if self.likelihood == "regression":
+            return mean, variance
+        return propagated.probit(mean, variance).softmax(1)
 
 
 class ApproxDiagLaplace(EngineDiagLaplace):

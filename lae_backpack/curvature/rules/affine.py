@@ -7,9 +7,10 @@ weight gradient with ``x o x`` for the input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,10 +23,26 @@ from lae_backpack.curvature.rules.by_autograd import chunks
 
 
 class AffineRule(DiagRule):
-    """Says everything in terms of the two gradients a layer has to write."""
+    """Says everything in terms of the layer with another weight and its gradients."""
 
     params = ("weight", "bias")
     constant_jacobian = True
+
+    def apply(self, call: Call, weight: Tensor, x: Tensor) -> Tensor:
+        """The layer without its bias.
+
+        Args:
+            call: The use of the layer.
+            weight: The weight to use.
+            x: The input to use.  # [N, *in]
+
+        Returns:
+            The output.  # [N, *out]
+
+        Raises:
+            NotImplementedError: If a subclass does not write this.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must write apply")
 
     def input_gradient(
         self, module: Layer, weight: Tensor, x: Tensor, grad: Tensor
@@ -150,6 +167,22 @@ class AffineRule(DiagRule):
         return self.weight_gradient(module, squares, diag)
 
     @override
+    def push_diag(self, call: Call, variance: Tensor) -> Tensor:
+        weight = call.module.weight.detach()
+        return self.apply(call, weight * weight, variance)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        pushed = self.apply(call, call.module.weight.detach(), columns.flatten(0, 1))
+        return pushed.unflatten(0, columns.shape[:2])
+
+    @override
+    def push_param_diag(self, name: str, call: Call, variance: Tensor) -> Tensor:
+        if name == "weight":
+            return self.apply(call, variance, call.x * call.x)
+        return super().push_param_diag(name, call, variance)
+
+    @override
     def pull_columns_to_param(self, name: str, call: Call, columns: Tensor) -> Tensor:
         if name == "weight":
             return self.weight_gradients(call.module, call.x, columns)
@@ -160,6 +193,41 @@ class AffineRule(DiagRule):
 @register_rule(nn.Linear)
 class LinearRule(AffineRule):
     """Linear, on vectors or along the last of several dimensions."""
+
+    @override
+    def apply(self, call: Call, weight: Tensor, x: Tensor) -> Tensor:
+        return x @ weight.T
+
+    @override
+    def separates_params(self, call: Call) -> bool:
+        return call.x.dim() == 2
+
+    @override
+    def push_param_diag(self, name: str, call: Call, variance: Tensor) -> Tensor:
+        if name == "bias":
+            return variance
+        return super().push_param_diag(name, call, variance)
+
+    @override
+    def push_variances(
+        self, call: Call, rest: Tensor | None, variances: Mapping[str, Tensor]
+    ) -> Tensor:
+        if call.x.dim() > 2 or "weight" not in variances:
+            return super().push_variances(call, rest, variances)
+        # The same sum without a pass over the output for each of its terms.
+        weight, x = call.module.weight.detach(), call.x
+        pushed = F.linear(x * x, variances["weight"], variances.get("bias"))
+        return pushed if rest is None else pushed.addmm_(rest, (weight * weight).T)
+
+    @override
+    def rest_matrix(self, call: Call, rest: Tensor) -> Tensor:
+        if rest.dim() > 2:
+            return super().rest_matrix(call, rest)
+        weight = call.module.weight.detach()  # [out, in]
+        matrix = [
+            (weight * v[:, None]) @ weight.T for v in chunks(rest, weight.numel())
+        ]
+        return torch.cat(matrix)
 
     @override
     def input_gradient(

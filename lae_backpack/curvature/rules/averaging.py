@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lae_backpack.curvature.call import Layer
+from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules import by_autograd
 from lae_backpack.curvature.rules.base import DiagRule
@@ -41,11 +41,24 @@ class AveragingRule(DiagRule):
 
     @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
+        diag = self._divided(module, x, diag)
+        return by_autograd.pull_columns(module, x, diag[None])[0]
+
+    @override
+    def push_diag(self, call: Call, variance: Tensor) -> Tensor:
+        means = by_autograd.push_linear(call.module, variance[None])[0]
+        return self._divided(call.module, call.x, means)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        return by_autograd.push_linear(call.module, columns)
+
+    def _divided(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         divisors = self.divisors(module, x)
         for dim, divisor in enumerate(divisors, start=diag.dim() - len(divisors)):
             shape = [-1 if d == dim else 1 for d in range(diag.dim())]
             diag = diag / divisor.reshape(shape).to(diag)
-        return by_autograd.pull_columns(module, x, diag[None])[0]
+        return diag
 
 
 def _per_dim(setting: int | tuple[int, ...] | None, dims: int) -> list[int]:
@@ -102,6 +115,16 @@ class UpsampleRule(DiagRule):
     @override
     def keeps_diagonal(self, module: Layer) -> bool:
         return module.mode.startswith("nearest")
+
+    @override
+    def push_diag(self, call: Call, variance: Tensor) -> Tensor:
+        if self.keeps_diagonal(call.module):
+            return by_autograd.push_linear(call.module, variance[None])[0]
+        return super().push_diag(call, variance)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        return by_autograd.push_linear(call.module, columns)
 
     @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A layer ``y = f(x; w)`` with Jacobians ``Jx`` and ``Jw`` has to say two things, both
 with *squared* Jacobians: what a diagonal ``d`` at its output becomes at its input, and
-what it means for each parameter. Everything dense has an exact default.
+what it means for each parameter. Everything dense has an exact default, and so has the
+way forwards, which is in ``pushing``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
 from lae_backpack.curvature.rules import by_autograd, param_block
 from lae_backpack.curvature.rules.by_autograd import chunks
+from lae_backpack.curvature.rules.pushing import PushRule
 
 
-class DiagRule:
+class DiagRule(PushRule):
     """How curvature passes through one layer; subclass and ``register_rule`` it.
 
     Write ``input_diag`` and, for every name in ``params``, a method of that name with
@@ -34,9 +36,9 @@ class DiagRule:
         one_input_per_output: Each output depends on one input at most (activations,
             pads, pools that select). Then ``Jx^T diag(d) Jx`` is diagonal again, and
             carrying a diagonal loses nothing.
+        one_output_per_input: Each input reaches one output at most. The same forwards.
     """
 
-    params: tuple[str, ...] = ()
     constant_jacobian: bool = False
     many_inputs: bool = False
     one_input_per_output: bool = False
@@ -52,22 +54,6 @@ class DiagRule:
             ``None``, or a sentence with the setting, what is allowed, what to do.
         """
         return None
-
-    def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
-        """Pull a diagonal back through the layer: ``(Jx o Jx)^T d``.
-
-        Args:
-            module: The layer.
-            x: Its input.  # [N, *in]
-            diag: Diagonal at the output.  # [N, *out]
-
-        Returns:
-            Diagonal at the input.  # [N, *in]
-
-        Raises:
-            NotImplementedError: If a subclass does not write this.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must write input_diag")
 
     def keeps_diagonal(self, module: Layer) -> bool:
         """Whether a diagonal loses nothing on its way through this layer.
@@ -165,19 +151,6 @@ class DiagRule:
         """
         x = self._samples_that_matter(call, columns[0])
         return by_autograd.pull_columns(call.module, x, columns)
-
-    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
-        """Push vectors that all samples share through the layer: ``Jx v``.
-
-        Args:
-            call: The use of the layer.
-            x: The samples that matter.  # [N or 1, *in]
-            columns: Vectors at the input.  # [K, 1, *in]
-
-        Returns:
-            Vectors at the output.  # [K, N or 1, *out]
-        """
-        return by_autograd.push_columns(call.module, x, columns)
 
     def diag_to_dense(self, call: Call, diag: Tensor) -> Dense:
         """Pull a diagonal back and keep all of ``Jx^T diag(d) Jx``.

@@ -1,15 +1,19 @@
-"""Where branches meet: a sum hands what it gets to each of its inputs."""
+"""Where branches meet.
+
+Backwards, a sum hands what it gets to each of its inputs; forwards, it adds.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from backpack.custom_module.branching import SumModule
 from torch import Tensor
 from typing_extensions import override
 
 from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.covariance import Covariance
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.registry import register_rule
@@ -25,6 +29,7 @@ class SumRule(DiagRule):
     """
 
     many_inputs = True
+    one_output_per_input = True
 
     @override
     def pull(
@@ -42,3 +47,16 @@ class SumRule(DiagRule):
         # The same tensor added n times is multiplied by n: n^2 in all, n for each.
         same = Counter((x.data_ptr(), x.stride()) for x in inputs)
         return [Diag(same[x.data_ptr(), x.stride()] * quantity.values) for x in inputs]
+
+    @override
+    def push(
+        self,
+        call: Call,
+        arrived: Sequence[Covariance],
+        variances: Mapping[str, Tensor],
+        policy: DensePolicy,
+    ) -> Covariance:
+        total = Covariance()
+        for covariance, times in Counter(arrived).items():  # the same tensor n times
+            total += covariance.scaled(times)
+        return total

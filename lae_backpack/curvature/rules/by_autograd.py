@@ -33,6 +33,23 @@ def chunks(columns: Tensor, numbers_each: int) -> Iterator[Tensor]:
     yield from columns.split(max(1, CHUNK // max(1, numbers_each)))
 
 
+def in_chunks(
+    function: Callable[[Tensor], Tensor], columns: Tensor, numbers_each: int
+) -> Tensor:
+    """Apply a function to columns piece by piece.
+
+    Args:
+        function: Maps columns to columns.
+        columns: The columns.  # [K, ...]
+        numbers_each: How many numbers one column needs on the way.
+
+    Returns:
+        What it makes of them.  # [K, ...]
+    """
+    pieces = [function(piece) for piece in chunks(columns, numbers_each)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
 def forward_of(module: Layer) -> Callable[[Tensor], Tensor]:
     """A layer as a function that leaves its argument alone.
 
@@ -63,6 +80,25 @@ def linearised(
     return value, lambda v: pull(v)[0]
 
 
+def transposed(
+    function: Callable[[Tensor], Tensor], like: Tensor, vector: Tensor
+) -> Tensor:
+    """The transpose of a linear function, applied to a vector.
+
+    Args:
+        function: Linear; it may use all of torch, also what works in place.
+        like: A tensor shaped like its argument.
+        vector: A vector shaped like its value.
+
+    Returns:
+        The transpose's value, shaped like ``like``.
+    """
+    with torch.enable_grad():
+        argument = torch.zeros_like(like).requires_grad_()
+        value = function(argument)
+        return torch.autograd.grad(value, argument, vector.reshape(value.shape))[0]
+
+
 def _repeated(x: Tensor, times: int) -> Tensor:
     return x.repeat(times, *[1] * (x.dim() - 1))
 
@@ -87,12 +123,12 @@ def pull_columns(module: Layer, x: Tensor, columns: Tensor) -> Tensor:
 
 
 def push_columns(module: Layer, x: Tensor, columns: Tensor) -> Tensor:
-    """``Jx v`` for many vectors that all samples share.
+    """``Jx v`` for many vectors.
 
     Args:
         module: The layer.
         x: Its input.  # [N, *in]
-        columns: Vectors at the input.  # [K, 1, *in]
+        columns: Vectors at the input.  # [K, N or 1, *in]
 
     Returns:
         Vectors at the output.  # [K, N, *out]
@@ -103,6 +139,22 @@ def push_columns(module: Layer, x: Tensor, columns: Tensor) -> Tensor:
     _, push = linearised(pull, torch.zeros_like(output))
     vectors = columns.expand(-1, *x.shape).flatten(0, 1)
     return push(vectors).unflatten(0, (-1, len(x)))
+
+
+def push_linear(module: Layer, columns: Tensor) -> Tensor:
+    """``Jx v`` for a layer that is linear, up to constants that it puts in.
+
+    Args:
+        module: The layer.
+        columns: Vectors at the input.  # [K, N, *in]
+
+    Returns:
+        Vectors at the output.  # [K, N, *out]
+    """
+    pushed = module.forward(columns.flatten(0, 1))
+    if getattr(module, "value", 0):  # of pads; what is constant does not vary
+        pushed = pushed - module.forward(torch.zeros_like(columns[0, :1]))
+    return pushed.unflatten(0, columns.shape[:2])
 
 
 def pull_columns_to_param(
@@ -129,6 +181,30 @@ def pull_columns_to_param(
         return vmap(pull_one)(vectors)
 
     return vmap(pull, in_dims=(0, 1), out_dims=1)(x, columns)
+
+
+def push_columns_from_param(
+    module: Layer, name: str, x: Tensor, columns: Tensor
+) -> Tensor:
+    """``Jw v`` for many vectors.
+
+    Args:
+        module: The layer.
+        name: The parameter's name.
+        x: The layer's input.  # [N, *in]
+        columns: Vectors at the parameter.  # [K, *param]
+
+    Returns:
+        Vectors at the output.  # [K, N, *out]
+    """
+    layer = _WithoutHooks(module)
+
+    def forward(value: Tensor) -> Tensor:
+        return functional_call(layer, {f"layer.{name}": value}, (x,))
+
+    output, pull = linearised(forward, getattr(module, name).detach())
+    _, push = linearised(pull, torch.zeros_like(output))
+    return vmap(push)(columns)
 
 
 class _WithoutHooks(Module):

@@ -12,6 +12,7 @@ from typing_extensions import override
 from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.affine import AffineRule
+from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.by_autograd import linearised
 from lae_backpack.curvature.rules.image_inputs import without_batch_or_channels
 from lae_backpack.curvature.rules.repeated_inputs import cross_terms
@@ -27,10 +28,26 @@ class ConvRule(AffineRule):
         return without_batch_or_channels(module, x)
 
     @override
-    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+    def apply(self, call: Call, weight: Tensor, x: Tensor) -> Tensor:
         geometry = Geometry.of(call.module, call.x, call.output)
-        out = geometry.forward(call.module.weight.detach(), columns.flatten(0, 1))
-        return out.unflatten(0, columns.shape[:2])
+        return geometry.forward(weight, x)
+
+    @override
+    def separates_params(self, call: Call) -> bool:
+        return call.output.shape[2:].numel() == 1  # no weight is used twice
+
+    @override
+    def push_diag(self, call: Call, variance: Tensor) -> Tensor:
+        geometry = Geometry.of(call.module, call.x, call.output)
+        if geometry.pad_mode == "constant":
+            return super().push_diag(call, variance)
+        return DiagRule.push_diag(self, call, variance)  # with its cross terms
+
+    @override
+    def push_param_diag(self, name: str, call: Call, variance: Tensor) -> Tensor:
+        if name == "bias":
+            return variance.reshape(-1, *[1] * (call.x.dim() - 2))
+        return super().push_param_diag(name, call, variance)
 
     @override
     def input_gradient(

@@ -40,6 +40,7 @@ class ElementwiseRule(DiagRule):
     """
 
     one_input_per_output = True
+    one_output_per_input = True
 
     def derivative(self, call: Call) -> Tensor:
         """``f'(x)``.
@@ -61,6 +62,14 @@ class ElementwiseRule(DiagRule):
     @override
     def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
         return self.derivative(call) * columns
+
+    @override
+    def push_diag(self, call: Call, variance: Tensor) -> Tensor:
+        return self.pull_diag(call, variance)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        return self.pull_columns(call, columns)
 
     @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:

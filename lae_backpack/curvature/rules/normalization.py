@@ -114,6 +114,7 @@ class FixedStatisticsRule(NormRule):
     """Batch normalisation in eval mode: one gain per channel."""
 
     one_input_per_output = True
+    one_output_per_input = True
     constant_jacobian = True
 
     @override

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lae_backpack.curvature.call import Call, Layer
 from lae_backpack.curvature.registry import register_rule
+from lae_backpack.curvature.rules import by_autograd
 from lae_backpack.curvature.rules.base import DiagRule
 
 PADS = [
@@ -17,6 +18,11 @@ PADS = [
     for kind in ("Zero", "Constant", "Reflection", "Replication", "Circular")
     for dim in (1, 2, 3)
 ]
+
+
+REPEATING = tuple(
+    pad for pad in PADS if pad.__name__.startswith(("Reflection", "Repl", "Circ"))
+)
 
 
 class SelectionRule(DiagRule):
@@ -29,6 +35,10 @@ class SelectionRule(DiagRule):
         return self.pull_columns(call, diag[None])[0]
 
     @override
+    def push_diag(self, call: Call, variance: Tensor) -> Tensor:
+        return self.push_columns(call, call.x, variance[None])[0]
+
+    @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         return self.pull_diag(Call(module, (x,), module.forward(x)), diag)
 
@@ -38,6 +48,16 @@ class FixedSelectionRule(SelectionRule):
     """A selection that is the same for every input."""
 
     constant_jacobian = True
+
+    @override
+    def separates_inputs(self, module: Layer) -> bool:
+        # Of these, only pads that repeat pixels use an input twice.
+        mode = getattr(module, "mode", "constant")
+        return mode == "constant" and not isinstance(module, REPEATING)
+
+    @override
+    def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
+        return by_autograd.push_linear(call.module, columns)
 
 
 @register_rule(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)

@@ -54,10 +54,8 @@ class NoisyCopy:
     def follow_precision(self) -> None:
         """Take over the posterior's standard deviations, in as few passes as can be."""
         la = self._la
-        prior = torch.as_tensor(la.prior_precision)
-        if prior.numel() > 1:
-            prior = la.prior_precision_diag
-        torch.mul(la.H, la._H_factor, out=self._scale).add_(prior).rsqrt_()
+        scaled = torch.mul(la.H, la._H_factor, out=self._scale)
+        scaled.add_(la.prior_precision_diag).rsqrt_()
 
     @torch.no_grad()
     def be_mean(self) -> None:

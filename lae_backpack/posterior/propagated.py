@@ -1,0 +1,109 @@
+"""Predictive mean and variance in one forward pass, without samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import Module
+from typing_extensions import override
+
+from lae_backpack.curvature.forward import propagate
+from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM, DensePolicy
+from lae_backpack.posterior.sampling import Weights
+
+
+def moments(
+    model: Module, mean: Weights, variances: Weights, x: Tensor, policy: DensePolicy
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a model with independent Gaussian weights.
+
+    Args:
+        model: The model, in eval mode; it keeps its own weights.
+        mean: The mean of its trainable weights.
+        variances: Their variances.
+        x: A batch.  # [N, *in]
+        policy: Where covariances are dense.
+
+    Returns:
+        The output at the mean weights, and its variance.  # [N, *out] each
+    """
+    # In the pass, requires_grad tells which weights have a variance.
+    weights = {f"model.{n}": w.detach().requires_grad_() for n, w in mean.items()}
+    with torch.no_grad():
+        moved = _Pass(model, variances, policy)
+        return functional_call(moved, weights, (x,), tie_weights=False)
+
+
+class _Pass(Module):
+    """A forward pass of moments as a module, for ``functional_call``."""
+
+    def __init__(self, model: Module, variances: Weights, policy: DensePolicy) -> None:
+        super().__init__()
+        self.model, self.variances, self.policy = model, variances, policy
+
+    @override
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return propagate(self.model, x, self.variances, self.policy)
+
+
+def forward_policy(settings: Mapping[str, int | None]) -> DensePolicy:
+    """Where covariances are dense, given a structure's settings.
+
+    Args:
+        settings: The structure's ``backend_kwargs``.
+
+    Returns:
+        Its own limit. The approximate diagonal has none and takes the default: few
+        columns from a bottleneck cost little, and without them pixels would have no
+        correlation.
+    """
+    limit = settings.get("max_dense_dim")
+    return DensePolicy(DEFAULT_MAX_DENSE_DIM if limit == 0 else limit)
+
+
+def require_single_outputs(joint: bool, link_approx: str) -> None:
+    """Refuse what needs samples, or more than the variance of each output.
+
+    Args:
+        joint: Whether the outputs' covariance is wanted.
+        link_approx: How class probabilities are made.
+
+    Raises:
+        ValueError: If one pass does not give it.
+    """
+    if joint or link_approx != "probit":
+        raise ValueError(
+            f"pred_type='propagated' got joint={joint}, link_approx={link_approx!r}, "
+            "allowed: joint=False, link_approx='probit'. Use pred_type='glm' else."
+        )
+
+
+def probit(mean: Tensor, variance: Tensor) -> Tensor:
+    """Logits that stand for Gaussian logits.
+
+    Args:
+        mean: The logits' mean.
+        variance: The logits' variance.
+
+    Returns:
+        The mean, drawn towards 0 where the variance is large.
+    """
+    return mean / (1 + math.pi / 8 * variance).sqrt()
+
+
+def sigmoid_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of probabilities whose logits are Gaussian.
+
+    Args:
+        mean: The logits' mean.
+        variance: The logits' variance.
+
+    Returns:
+        The mean by the probit approximation, the variance to first order.
+    """
+    p = mean.sigmoid()
+    return probit(mean, variance).sigmoid(), (p * (1 - p)).square() * variance
