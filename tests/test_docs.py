@@ -64,6 +64,23 @@ def test_engine_benchmark_runs(tmp_path: Path):
     assert all(math.isfinite(row["value"]) for row in rows)
 
 
+def test_posterior_benchmark_runs(tmp_path: Path):
+    printed = run("examples/benchmarks/posterior.py", "--smoke", "--out", str(tmp_path))
+    rows = json.loads((tmp_path / "posterior.json").read_text())["rows"]
+    assert len(rows) == 12 == len(printed.strip().splitlines())
+    assert all(math.isfinite(row["value"]) for row in rows)
+
+
+def test_online_experiment_runs(tmp_path: Path):
+    script = "examples/experiments/online.py"
+    printed = run(script, "--smoke", "--only", "default", "--out", str(tmp_path))
+    rows = json.loads((tmp_path / "online.json").read_text())["rows"]
+    ways = ["plain autoencoder", "post hoc, default", "online, default"]
+    assert [row["way"] for row in rows] == ways
+    assert all(way in printed for way in ways)
+    assert all(math.isfinite(row["error_of_networks"]) for row in rows)
+
+
 def test_demo_runs(tmp_path: Path):
     printed = run("examples/benchmarks/growth.py", "--smoke", "--out", str(tmp_path))
     assert "16x16" in printed
@@ -71,7 +88,7 @@ def test_demo_runs(tmp_path: Path):
 
 
 def test_committed_results_say_how_they_were_made():
-    files = sorted((ROOT / "examples/benchmarks/results").glob("*.json"))
+    files = sorted((ROOT / "examples").glob("*/results/*.json"))
     assert files
     for file in files:
         content = json.loads(file.read_text())

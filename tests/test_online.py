@@ -10,12 +10,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lae_backpack import AutoEncoder, LaplaceAE, diag_ggn
-from lae_backpack.posterior.online.noisy_copy import NoisyCopy
-from lae_backpack.posterior.online.settings import (
-    History,
-    OnlineSettings,
-    updated_precision,
-)
+from lae_backpack.posterior.online.noisy_copy import SHIFTS, NoisyCopy
+from lae_backpack.posterior.online.settings import History, OnlineSettings
 from tests.test_autoencoder import images, model, seeded
 
 
@@ -57,14 +53,29 @@ class Watched(Dataset):
 # The precision ------------------------------------------------------------------------
 
 
+def updated(precision: Tensor, batch: Tensor, settings: OnlineSettings) -> Tensor:
+    return settings.decay * precision + settings.gain * batch
+
+
 def test_updates_are_what_they_say():
     precision, batch = torch.rand(5), torch.rand(5)
-    additive = OnlineSettings("additive", alpha=0.2)
-    ema = OnlineSettings("ema", alpha=0.2)
-    found = updated_precision(precision, batch, 0.25, additive)
-    torch.testing.assert_close(found, 0.8 * precision + 4 * batch)
-    found = updated_precision(precision, batch, 0.25, ema)
-    torch.testing.assert_close(found, 0.8 * precision + 0.2 * 4 * batch)
+    found = updated(precision, batch, OnlineSettings("additive", alpha=0.2))
+    torch.testing.assert_close(found, 0.8 * precision + batch)
+    found = updated(precision, batch, OnlineSettings("ema", alpha=0.2))
+    torch.testing.assert_close(found, 0.8 * precision + 0.2 * batch)
+
+
+@pytest.mark.parametrize("update", ["additive", "ema"])
+def test_every_step_updates_the_precision_so(update):
+    la = LaplaceAE(model())
+    settings = OnlineSettings(update, alpha=0.2, warmup_steps=9)
+    still, mean = torch.optim.SGD(la.params, lr=0.0), weights_of(la)
+    la.fit_online(loader(), 1, settings=settings, optimizer=still, progress_bar=False)
+    precision = torch.zeros_like(mean)
+    for (x,) in loader():
+        share = 4 / 12
+        precision = updated(precision, curvature_at(mean, x, 128) / share, settings)
+    torch.testing.assert_close(la.H, precision)
 
 
 @pytest.mark.parametrize("refresh_every", [1, 4])
@@ -74,7 +85,7 @@ def test_additive_settles_at_one_over_alpha_and_ema_at_one(refresh_every):
         settings = OnlineSettings(update, alpha=0.1, refresh_every=refresh_every)
         precision = torch.zeros(5)
         for _ in range(300):
-            precision = updated_precision(precision, batch, 1.0, settings)
+            precision = updated(precision, batch, settings)
         torch.testing.assert_close(precision, level * batch)
 
 
@@ -82,18 +93,18 @@ def test_a_look_every_so_often_stands_for_the_steps_between():
     batch, once = torch.rand(5), torch.rand(5)
     often = once
     for _ in range(4):
-        often = updated_precision(often, batch, 0.5, OnlineSettings(alpha=0.3))
+        often = updated(often, batch, OnlineSettings(alpha=0.3))
     settings = OnlineSettings(alpha=0.3, refresh_every=4)
-    torch.testing.assert_close(updated_precision(once, batch, 0.5, settings), often)
+    torch.testing.assert_close(updated(once, batch, settings), often)
     no_forgetting = OnlineSettings(alpha=0.0, refresh_every=4)
-    found = updated_precision(once, batch, 0.5, no_forgetting)
-    torch.testing.assert_close(found, once + 8 * batch)
+    torch.testing.assert_close(updated(once, batch, no_forgetting), once + 4 * batch)
 
 
-def curvature_at(weights: Tensor, x: Tensor) -> Tensor:
+def curvature_at(weights: Tensor, x: Tensor, limit: int = 0) -> Tensor:
     twin = model()
     torch.nn.utils.vector_to_parameters(weights, twin.parameters())
-    found = diag_ggn(twin, nn.MSELoss(reduction="sum"), x, x)
+    loss = nn.MSELoss(reduction="sum")
+    found = diag_ggn(twin, loss, x, x, max_dense_dim=limit)
     return 0.5 * torch.cat([value.flatten() for value in found.values()])
 
 
@@ -170,12 +181,16 @@ def test_a_noisy_copy_mirrors_every_other_draw_and_shares_what_is_not_drawn():
     copy = NoisyCopy(la, seed=7, antithetic=True)
     copy.follow_precision()
     draws, mean = [], weights_of(la)
-    for number in (0, 1, 2, 1):
+    for number in (0, 1, 2, 1, 2 * SHIFTS):
         copy.draw(number)
-        draws.append(parameters_to_vector(copy.params).detach().clone() - mean)
+        drawn = parameters_to_vector(copy.params).detach().clone() - mean
+        draws.append(drawn / la.posterior_scale)
     torch.testing.assert_close(draws[0], -draws[1])
     torch.testing.assert_close(draws[1], draws[3])
-    assert not torch.allclose(draws[0].abs(), draws[2].abs())
+    # The same numbers for other weights, and then new ones.
+    torch.testing.assert_close(draws[0].sort()[0], draws[2].sort()[0])
+    assert not torch.isclose(draws[0], draws[2]).any()
+    assert not torch.isclose(draws[0].sort()[0], draws[4].sort()[0]).any()
     assert torch.equal(weights_of(la), mean)
     assert copy.model.encoder[1].running_mean is net.encoder[1].running_mean
     assert copy.model.encoder[1].weight is net.encoder[1].weight

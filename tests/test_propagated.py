@@ -360,7 +360,7 @@ def test_laplace_ae_gives_the_linearised_variance_of_pixels_and_codes(limit):
         ("encoder", la.latent(x, pred_type="propagated")),
     ):
         net = la.model.get_submodule(part)
-        variances = weights_by_name(la.model, 1 / la.posterior_precision, part)
+        (variances,) = weights_by_name(la.model, [1 / la.posterior_precision], part)
         torch.testing.assert_close(found[0], net(x).detach())
         assert_close(found[1].flatten(1), exact_variance(net, x, variances))
 
@@ -380,13 +380,13 @@ def test_structures_predict_in_one_pass(structure: str):
     la = Laplace(model, "regression", "all", structure)
     la.fit(DataLoader(TensorDataset(x, y), 4))
     mean, variance = la(x, pred_type="propagated")
-    variances = weights_by_name(model, la.posterior_variance)
+    (variances,) = weights_by_name(model, [la.posterior_variance])
     torch.testing.assert_close(mean, model(x).detach())
     assert_close(variance, exact_variance(model, x, variances))
     labels = torch.arange(8) % 3
     la = Laplace(mlp(4, 6, 3), "classification", "all", structure)
     la.fit(DataLoader(TensorDataset(x, labels), 4))
-    variances = weights_by_name(la.model, la.posterior_variance)
+    (variances,) = weights_by_name(la.model, [la.posterior_variance])
     variance = exact_variance(la.model, x, variances)
     true = (la.model(x) / (1 + torch.pi / 8 * variance).sqrt()).softmax(1)
     torch.testing.assert_close(la(x, pred_type="propagated"), true.detach())

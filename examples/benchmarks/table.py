@@ -28,7 +28,7 @@ class Row:
         """The row of the printed table."""
         sign = ">=" if self.at_least else "<="
         limit = "" if self.limit is None else f"{sign} {self.limit:g}"
-        return f"{self.what:<66} {self.value:9.2f} {limit:>8} {self.verdict}"
+        return f"{self.what:<74} {self.value:9.2f} {limit:>8} {self.verdict}"
 
 
 class Table:

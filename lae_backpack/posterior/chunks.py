@@ -115,8 +115,9 @@ class Moments:
                 )
             mean, squares = self._mean[rows], self._squares[rows]
             before = piece - mean
-            mean += before / self.count
-            squares.addcmul_(before, piece - mean)
+            mean.add_(before, alpha=1 / self.count)
+            # before * (piece - new mean), without computing that difference
+            squares.addcmul_(before, before, value=1 - 1 / self.count)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Finish; nothing can be added any more.

@@ -35,6 +35,7 @@ class Reconstructions:
     sampler: Callable[[], WeightSampler]
     functional_samples: Callable[..., Tensor]
     propagated: Callable[..., tuple[Tensor, Tensor]]
+    _known_shape: torch.Size | None = None  # of images that were asked about
 
     def __call__(
         self,
@@ -182,7 +183,10 @@ class Reconstructions:
     def _chunks(self, x: Tensor, chunk_size: int | None) -> tuple[Batch, ...]:
         x = checked_images(x, self.model)
         chunks = chunks_of(x, chunk_size)
-        require_reconstruction(self.model, x)
+        shape = x.shape[1:]
+        if shape != self._known_shape:  # a trial run costs a forward pass
+            require_reconstruction(self.model, x)
+            self._known_shape = shape
         return chunks
 
     def _reconstructs(self) -> Run:

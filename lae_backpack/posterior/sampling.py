@@ -24,13 +24,14 @@ def evaluating(model: Module) -> Iterator[None]:
     Yields:
         Nothing; every module gets its mode back.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 def without_hooks(model: Module) -> Module:
@@ -102,7 +103,7 @@ class WeightSampler:
         Returns:
             The deviation, valid until the next draw.  # [P]
         """
-        noise = self._buffer.normal_(generator=generator)
+        noise = self._noise(generator)
         if isinstance(self._scale, Tensor):
             return noise.mul_(self._scale)
         return self._scale(noise)
@@ -116,7 +117,15 @@ class WeightSampler:
         Returns:
             Its weights by name, valid until the next draw.
         """
-        return self.by_name(self.deviation(generator).add_(self.mean))
+        if isinstance(self._scale, Tensor):  # both at once
+            noise = self._noise(generator)
+            weights = torch.addcmul(self.mean, noise, self._scale, out=noise)
+        else:
+            weights = self.deviation(generator).add_(self.mean)
+        return self.by_name(weights)
+
+    def _noise(self, generator: torch.Generator | None) -> Tensor:
+        return self._buffer.normal_(generator=generator)
 
     def by_name(self, vector: Tensor) -> Weights:
         """Cut a vector into parameters.
@@ -130,19 +139,22 @@ class WeightSampler:
         return _cut(vector, self._shapes)
 
 
-def weights_by_name(model: Module, vector: Tensor, part: str = "") -> Weights:
-    """Cut a vector into a model's trainable parameters.
+def weights_by_name(
+    model: Module, vectors: Iterable[Tensor], part: str = ""
+) -> list[Weights]:
+    """Cut vectors into a model's trainable parameters.
 
     Args:
         model: The model.
-        vector: Numbers for all trainable parameters.  # [P]
+        vectors: Numbers for all trainable parameters.  # [P] each
         part: Only those of this part of the model, by their names in it.
 
     Returns:
-        Views of the vector by name.
+        Views of each vector by name.
     """
-    weights = _cut(vector, _shapes(model))
-    return weights_of(part, weights) if part else weights
+    shapes = _shapes(model)
+    cut = [_cut(vector, shapes) for vector in vectors]
+    return [weights_of(part, weights) for weights in cut] if part else cut
 
 
 def _shapes(model: Module) -> dict[str, torch.Size]:

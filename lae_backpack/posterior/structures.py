@@ -53,11 +53,9 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             The output at the mean weights, and its variance.  # [N, *out] each
         """
         self._require_fit()
-        variance = self.posterior_precision.detach().reciprocal_()
-        means, variances = (
-            weights_by_name(self.model, vector, part)
-            for vector in (self.mean, variance)
-        )
+        variance = torch.addcmul(self.prior_precision_diag, self.H, self._H_factor)
+        vectors = self.mean, variance.detach().reciprocal_()
+        means, variances = weights_by_name(self.model, vectors, part)
         policy = propagated.forward_policy(self._backend_kwargs)
         model = self.model.get_submodule(part)
         with evaluating(self.model):

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from lae_backpack.posterior.structures import EngineDiagLaplace
 
 
+# Drawing normal numbers costs as much as a forward pass. So the same ones serve several
+# draws, shifted along the weights: no weight gets one twice, and each draw by itself is
+# as random as if its numbers were fresh.
+SHIFTS = 8
+
+
 class NoisyCopy:
     """Takes the noise, so that the model holds the mean at every moment.
 
@@ -35,20 +41,13 @@ class NoisyCopy:
         frozen = (p for p in la.model.parameters() if not p.requires_grad)
         self.model = bare_copy(la.model, shared=(*la.model.buffers(), *frozen))
         self.params = [p for p in self.model.parameters() if p.requires_grad]
-        self._noise = torch.empty_like(la.H)
+        self._noise = la.H.new_empty(2 * len(la.H))  # twice the same, to shift within
         self._scale = torch.empty_like(la.H)
         self._generator = torch.Generator(la.H.device)
         self._drawn: int | None = None
-        sizes = [p.numel() for p in self.params]
-        self._parts = list(
-            zip(
-                self.params,
-                la.params,
-                self._noise.split(sizes),
-                self._scale.split(sizes),
-                strict=True,
-            )
-        )
+        self._sizes = [p.numel() for p in self.params]
+        scales = self._scale.split(self._sizes)
+        self._parts = list(zip(self.params, la.params, scales, strict=True))
 
     @torch.no_grad()
     def follow_precision(self) -> None:
@@ -60,7 +59,7 @@ class NoisyCopy:
     @torch.no_grad()
     def be_mean(self) -> None:
         """Take over the model's weights."""
-        for own, mean, _, _ in self._parts:
+        for own, mean, _ in self._parts:
             own.copy_(mean)
 
     @torch.no_grad()
@@ -71,12 +70,17 @@ class NoisyCopy:
             number: Which draw this is.
         """
         pair, mirrored = divmod(number, 2) if self._antithetic else (number, 0)
-        if self._drawn != pair:
-            self._generator.manual_seed(self._seed + pair)
-            self._noise.normal_(generator=self._generator)
-            self._drawn = pair
+        drawn, shift = divmod(pair, SHIFTS)
+        size = len(self._scale)
+        if self._drawn != drawn:
+            self._generator.manual_seed(self._seed + drawn)
+            fresh = self._noise[:size].normal_(generator=self._generator)
+            self._noise[size:] = fresh
+            self._drawn = drawn
+        start = shift * size // SHIFTS
+        noises = self._noise[start : start + size].split(self._sizes)
         sign = -1.0 if mirrored else 1.0
-        for own, mean, noise, scale in self._parts:
+        for (own, mean, scale), noise in zip(self._parts, noises, strict=True):
             shape = own.shape
             torch.addcmul(
                 mean, noise.view(shape), scale.view(shape), value=sign, out=own

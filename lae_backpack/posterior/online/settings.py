@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from lae_backpack.posterior.choices import require_one_of
 
 
@@ -111,29 +108,6 @@ class OnlineSettings:
         steps = (1 - self.decay) / self.alpha if self.alpha else self.refresh_every
         weight = self.alpha if self.update == "ema" else 1.0
         return weight * steps * self.curvature_factor
-
-
-def updated_precision(
-    precision: Tensor,
-    batch: Tensor,
-    share: float,
-    settings: OnlineSettings,
-    out: Tensor | None = None,
-) -> Tensor:
-    """One step of the precision.
-
-    Args:
-        precision: H so far.  # [P]
-        batch: The curvature of a batch.  # [P]
-        share: How much of the data the batch is.
-        settings: How to go on.
-        out: Where to write it.  # [P]
-
-    Returns:
-        The new H.  # [P]
-    """
-    kept = torch.mul(precision, settings.decay, out=out)
-    return kept.add_(batch, alpha=settings.gain / share)
 
 
 @dataclass

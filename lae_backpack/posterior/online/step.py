@@ -18,7 +18,7 @@ from lae_backpack.posterior.online.finite import (
     stop_message,
 )
 from lae_backpack.posterior.online.noisy_copy import NoisyCopy
-from lae_backpack.posterior.online.settings import OnlineSettings, updated_precision
+from lae_backpack.posterior.online.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
@@ -73,11 +73,11 @@ class EMStep:
         settings = self._settings
         refreshes = number % settings.refresh_every == 0
         shares_pass = refreshes and settings.curvature_at == "sample"
-        loss, curvature = self._gradients(x, number, shares_pass)
+        loss, looks = self._gradients(x, number, shares_pass)
         if refreshes and not shares_pass:
             self._copy.be_mean()
-            curvature = self._sweep(x, None)[1]
-        precision = self._next_precision(curvature, x, number) if refreshes else None
+            looks = [self._sweep(x, None)[1]]
+        precision = self._next_precision(looks, x, number) if refreshes else None
 
         self._require_finite_gradients(number)
         for param, noisy in zip(self._la.params, self._copy.params, strict=True):
@@ -91,11 +91,11 @@ class EMStep:
 
     def _gradients(
         self, x: Tensor, number: int, shares_pass: bool
-    ) -> tuple[float, Curvature]:
+    ) -> tuple[float, list[Curvature]]:
         """Gradients into the copy, averaged over networks.
 
         Returns:
-            The loss per sample, and the networks' mean curvature if wanted.
+            The loss per sample, and each network's curvature if wanted.
 
         Raises:
             FloatingPointError: If a loss is not finite.
@@ -106,17 +106,15 @@ class EMStep:
         scale = 1 / (n_samples * len(x))
         copy.forget_gradients()
         copy.follow_precision()
-        total, curvature = 0.0, {}
+        total, looks = 0.0, []
         for i in range(n_samples):
             if samples:
                 copy.draw(number * n_samples + i)
             else:
                 copy.be_mean()
             if shares_pass:
-                loss, here = self._sweep(x, scale)
-                for name, value in here.items():
-                    value /= n_samples
-                    curvature[name] = curvature[name] + value if i else value
+                loss, look = self._sweep(x, scale)
+                looks.append(look)
             else:
                 loss = lossfunc(copy.model(x), x)
                 torch.autograd.backward(loss, torch.full_like(loss, scale))
@@ -124,7 +122,7 @@ class EMStep:
             if not torch.isfinite(loss):
                 layer = first_layer_not_finite(copy.model, x)
                 raise FloatingPointError(stop_message("loss", layer, number))
-        return total, curvature
+        return total, looks
 
     def _sweep(self, x: Tensor, scale: float | None) -> tuple[Tensor, Curvature]:
         backend = self._la.backend
@@ -133,7 +131,7 @@ class EMStep:
         swept = sweep(model, backend.lossfunc, x, x, policy, DIAGONALS, scale)
         return swept.loss, swept.curvature
 
-    def _next_precision(self, curvature: Curvature, x: Tensor, number: int) -> Tensor:
+    def _next_precision(self, looks: list[Curvature], x: Tensor, number: int) -> Tensor:
         """Compute the next H.
 
         Returns:
@@ -142,17 +140,18 @@ class EMStep:
         Raises:
             FloatingPointError: If it is not finite.
         """
-        share = len(x) / self._n_data / self._la.backend.factor
-        sizes = [param.numel() for param in self._la.params]
-        befores, afters = self._la.H.split(sizes), self._spare.split(sizes)
-        for name, before, after in zip(self._names, befores, afters, strict=True):
-            # The model may not use a parameter at all.
-            batch = curvature.get(name, before.new_zeros(1)).flatten()
-            updated_precision(before, batch, share, self._settings, out=after)
-        # What travels backwards goes wrong in the last layer first.
-        named = list(zip(self._names, afters, strict=True))
-        layer = first_not_finite(reversed(named))
-        if layer is not None:
+        share = len(x) / self._n_data / self._la.backend.factor * len(looks)
+        parts = self._spare.split([param.numel() for param in self._la.params])
+        torch.mul(self._la.H, self._settings.decay, out=self._spare)
+        for look in looks:
+            for name, part in zip(self._names, parts, strict=True):
+                if name in look:  # the model may not use a parameter at all
+                    weight = self._settings.gain / share
+                    part.add_(look[name].flatten(), alpha=weight)
+        if first_not_finite([("", self._spare)]) is not None:
+            # What travels backwards goes wrong in the last layer first.
+            named = zip(reversed(self._names), reversed(parts), strict=True)
+            layer = first_not_finite(named) or ""
             raise FloatingPointError(stop_message("precision", layer, number))
         return self._spare
 
