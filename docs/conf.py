@@ -12,6 +12,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 exclude_patterns = ["_build"]
 autodoc_member_order = "bysource"
+# What overrides laplace-torch says what laplace-torch says, in another markup.
+autodoc_inherit_docstrings = False
 autodoc_typehints = "description"
 # README links into the repository, which is not part of the site.
 suppress_warnings = ["myst.xref_missing"]

@@ -1,7 +1,8 @@
 """Online training against a plain autoencoder and post-hoc fits, and what was tried.
 
-python examples/experiments/online.py --data-dir DIR          # about 40 minutes
-python examples/experiments/online.py --only default --data-dir DIR
+LAE_DATA=DIR python examples/experiments/online.py --only default    # 15 minutes
+LAE_DATA=DIR python examples/experiments/online.py --only "post hoc" --name post_hoc
+LAE_DATA=DIR python examples/experiments/online.py --name tried      # more than an hour
 python examples/experiments/online.py --smoke                 # seconds, proves nothing
 """
 
@@ -198,26 +199,30 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
     parser.add_argument("--only", default="", help="only ways with this in their name")
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
-    parser.add_argument("--networks", type=int, default=20, help="sampled to judge")
+    parser.add_argument("--networks", type=int, default=100, help="sampled to judge")
+    parser.add_argument("--test-images", type=int, default=10_000, help="of each kind")
+    parser.add_argument("--name", default="online", help="of the file with results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
     args = parser.parse_args()
     outcomes: list[Outcome] = []
-    settings = args.seed, args.networks, lambda name: args.only in name
+    how = args.seed, args.networks, lambda name: args.only in name
     if args.smoke:
         digits = small_digits().flatten(1)
         images = digits[:512], digits[512:640], digits[640:768].flip(1)
-        outcomes += compare("digits", images, 1, *settings)
+        outcomes += compare("digits", images, 1, *how)
     else:
         for name, (other, n_epochs) in DIRECTIONS.items():
+            count = args.test_images
             images = (
                 load_images(name, "train", args.data_dir).flatten(1),
-                load_images(name, "test", args.data_dir).flatten(1),
-                load_images(other, "test", args.data_dir).flatten(1),
+                load_images(name, "test", args.data_dir)[:count].flatten(1),
+                load_images(other, "test", args.data_dir)[:count].flatten(1),
             )
-            outcomes += compare(name, images, n_epochs, *settings)
-    content = {"seed": args.seed, "networks": args.networks}
+            outcomes += compare(name, images, n_epochs, *how)
+    settings = ("seed", "networks", "test_images")
+    content = {name: getattr(args, name) for name in settings}
     rows = [asdict(outcome) for outcome in outcomes]
-    write_json(args.out / "online.json", {**content, "rows": rows})
+    write_json(args.out / f"{args.name}.json", {**content, "rows": rows})
 
 
 if __name__ == "__main__":
