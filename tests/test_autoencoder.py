@@ -85,9 +85,8 @@ def test_a_sampled_encoder_belongs_to_its_decoder():
     la = LaplaceAE(model())
     la.fit(x.split(4))
     codes, outputs = la.latent_samples(x, 3, seeded()), la.samples(x, 3, seeded())
-    sampler, generator = la.sampler(), seeded()
-    for code, output in zip(codes, outputs, strict=True):
-        weights = sampler.draw(generator)
+    networks = la.sampler().draws(3, seeded())
+    for code, output, weights in zip(codes, outputs, networks, strict=True):
         decoder = {
             n.removeprefix("decoder."): w for n, w in weights.items() if "decoder" in n
         }

@@ -51,9 +51,8 @@ def test_both_parts_add_up():
 def test_sampled_posteriors_belong_to_the_sampled_networks():
     x, la = images(), fitted()
     draws = sampled_posteriors(la, x, 3, seeded(), n_updates=20)
-    sampler, generator = la.sampler(), seeded()
-    for q in draws:
-        weights = {n: w.clone() for n, w in sampler.draw(generator).items()}
+    networks = la.sampler().draws(3, seeded())
+    for q, weights in zip(draws, networks, strict=True):
         decoder = {
             n.removeprefix("decoder."): w for n, w in weights.items() if "decoder" in n
         }

@@ -85,8 +85,7 @@ def sampled_posteriors(
         One Gaussian for each image, network by network.
     """
     require_at_least_one("n_samples", n_samples)
-    sampler = la.sampler()
-    draws = (sampler.draw(generator) for _ in range(n_samples))
+    draws = la.sampler().draws(n_samples, generator)
     yield from _posteriors(la, x, draws, chunk_size, n_updates, **settings)
 
 

@@ -48,8 +48,8 @@ def sampled(
         The outputs of each, to be used before the next.  # [n, *out] each
     """
     require_at_least_one("n_samples", n_samples)
-    for _ in range(n_samples):
-        yield map(partial(run, sampler.draw(generator)), chunks)
+    for weights in sampler.draws(n_samples, generator):
+        yield map(partial(run, weights), chunks)
 
 
 def linearised(
@@ -78,9 +78,8 @@ def linearised(
         output, pushed, *_ = jvp(lambda w: run(w, x), (mean,), (deviation,))
         return output + pushed
 
-    for _ in range(n_samples):
-        deviation = sampler.by_name(sampler.deviation(generator))
-        yield map(partial(push, deviation), chunks)
+    for deviation in sampler.deviations(n_samples, generator):
+        yield map(partial(push, sampler.by_name(deviation)), chunks)
 
 
 @torch.no_grad()

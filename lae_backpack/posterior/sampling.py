@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -94,38 +95,66 @@ class WeightSampler:
         self._buffer = torch.empty_like(self.mean)
         self._shapes = _shapes(model)
 
-    def deviation(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw how far a network is from the mean.
+    def deviations(
+        self, n_samples: int, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        """Draw how far networks are from the mean.
 
         Args:
+            n_samples: How many.
             generator: Where randomness comes from.
 
-        Returns:
-            The deviation, valid until the next draw.  # [P]
+        Yields:
+            A deviation, valid until the next one.  # [P]
         """
-        noise = self._noise(generator)
-        if isinstance(self._scale, Tensor):
-            return noise.mul_(self._scale)
-        return self._scale(noise)
+        for noise in self._noises(n_samples, generator):
+            if isinstance(self._scale, Tensor):
+                yield noise.mul_(self._scale)
+            else:
+                yield self._scale(noise)
 
-    def draw(self, generator: torch.Generator | None = None) -> Weights:
-        """Draw a network.
+    def draws(
+        self, n_samples: int, generator: torch.Generator | None = None
+    ) -> Iterator[Weights]:
+        """Draw networks.
 
         Args:
+            n_samples: How many.
             generator: Where randomness comes from.
 
-        Returns:
-            Its weights by name, valid until the next draw.
+        Yields:
+            The weights of one by name, valid until the next one.
         """
-        if isinstance(self._scale, Tensor):  # both at once
-            noise = self._noise(generator)
-            weights = torch.addcmul(self.mean, noise, self._scale, out=noise)
-        else:
-            weights = self.deviation(generator).add_(self.mean)
-        return self.by_name(weights)
+        for noise in self._noises(n_samples, generator):
+            if isinstance(self._scale, Tensor):  # both at once
+                weights = torch.addcmul(self.mean, noise, self._scale, out=noise)
+            else:
+                weights = self._scale(noise).add_(self.mean)
+            yield self.by_name(weights)
 
-    def _noise(self, generator: torch.Generator | None) -> Tensor:
-        return self._buffer.normal_(generator=generator)
+    def _noises(
+        self, n_samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        """Standard normal numbers; while some are used, the next ones are drawn.
+
+        Drawing takes as long as a forward pass and keeps one core busy, so it is worth
+        a thread. The order of draws, and so the numbers, are the same without one.
+
+        Yields:
+            Numbers, valid until the next ones.  # [P]
+        """
+
+        def fill(buffer: Tensor) -> Tensor:
+            return buffer.normal_(generator=generator)
+
+        buffers = self._buffer, torch.empty_like(self._buffer)
+        with ThreadPoolExecutor(1) as drawer:
+            coming = drawer.submit(fill, buffers[0])
+            for number in range(1, n_samples + 1):
+                noise = coming.result()
+                if number < n_samples:
+                    coming = drawer.submit(fill, buffers[number % 2])
+                yield noise
 
     def by_name(self, vector: Tensor) -> Weights:
         """Cut a vector into parameters.
