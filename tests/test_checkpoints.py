@@ -3,17 +3,19 @@
 import copy
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from lae_backpack import AutoEncoder, LaplaceAE
 from lae_backpack.posterior.online.checkpoint import CheckpointError
@@ -138,6 +140,48 @@ def test_our_own_adam_and_cosine_resume(tmp_path):
     assert_identical(*outcomes)
 
 
+class Augmented(Watched):
+    """Draws from python's and numpy's randomness, too."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = random.random() + np.random.rand()
+        return super().__getitem__(index) + 0.1 * noise
+
+
+def test_other_randomness_and_samplers_resume(tmp_path):
+    def run(path: Path, look, resume: bool):
+        la = LaplaceAE(noisy_model())
+        data = Augmented(images(14), look)
+        order = RandomSampler(data, generator=torch.Generator().manual_seed(1))
+        batches = DataLoader(data, batch_sampler=BatchSampler(order, 4, False))
+        history = la.fit_online(
+            batches, 3, checkpoint=path, checkpoint_every=1, resume=resume,
+            lr=np.float64(1e-2), settings=OnlineSettings(alpha=np.float64(0.1)),
+            progress_bar=False,
+        )  # fmt: skip
+        return weights_of(la), la.H, la.sigma_noise, history
+
+    def start():
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+
+    start()
+    true = run(tmp_path / "whole.pt", lambda _: None, False)
+    left = iter(range(20))
+
+    def cut(_: int) -> None:
+        if next(left, None) is None:
+            raise CutOff
+
+    start()
+    with pytest.raises(CutOff):
+        run(tmp_path / "run.pt", cut, False)
+    random.seed(5)
+    np.random.seed(5)
+    assert_identical(run(tmp_path / "run.pt", lambda _: None, True), true)
+
+
 def test_resuming_without_a_file_starts_and_a_finished_run_stays(tmp_path):
     torch.manual_seed(0)
     run = Run(tmp_path / "run.pt")
@@ -245,11 +289,15 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     wider = noisy_model()
     wider.encoder[1] = nn.Linear(12, 6)
     wider.encoder[3] = nn.Linear(6, 2)
-    la = LaplaceAE(noisy_model())
+    la = LaplaceAE(noisy_model(), sigma_noise="learned")
     resume(la, "optimizer_class Adam", optimizer=torch.optim.SGD(la.params, 0.1))
     resume(la, "settings", settings=OnlineSettings(alpha=0.2))
     resume(la, "n_data 14, this run has 15", n=15)
-    other = LaplaceAE(wider)
+    bernoulli = LaplaceAE(noisy_model(), "bernoulli")
+    adam = torch.optim.Adam(bernoulli.params)
+    step = StepLR(adam, 2)
+    resume(bernoulli, "likelihood", optimizer=adam, scheduler=step)
+    other = LaplaceAE(wider, sigma_noise="learned")
     adam = torch.optim.Adam(other.params)
     step = StepLR(adam, 2)
     resume(other, "encoder.1.weight", optimizer=adam, scheduler=step)

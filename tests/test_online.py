@@ -433,6 +433,85 @@ def test_a_progress_bar_shows_the_numbers_one_watches(capsys):
         assert name in shown
 
 
+def test_the_loss_is_that_of_the_last_epoch_or_of_the_best():
+    for patience in (None, 2):
+        la, seen = LaplaceAE(model()), {}
+
+        def look(la: LaplaceAE, history: History, seen: dict = seen) -> None:
+            seen[history.epochs] = float(la.loss), la.log_likelihood.item()
+
+        optimizer = torch.optim.SGD(la.params, lr=1e-4, maximize=True)
+        history = la.fit_online(
+            loader(13), 8, optimizer=optimizer, callbacks=[look], progress_bar=False,
+            validation_loader=loader(), patience=patience,
+            settings=OnlineSettings(warmup_steps=99),
+        )  # fmt: skip
+        epoch = history.best_epoch if patience else 8
+        assert (float(la.loss), la.log_likelihood.item()) == seen[epoch]
+        *whole, single = history.losses[-4:]
+        mean = (sum(whole) * 4 + single) / 13
+        if not patience:
+            assert float(la.loss) == pytest.approx(0.5 * 13 * mean)
+
+
+def test_warm_up_and_sampled_epochs_are_not_compared():
+    la = LaplaceAE(model())
+    still = torch.optim.SGD(la.params, lr=0.0)
+    history = la.fit_online(
+        loader(), 20, optimizer=still, validation_loader=loader(), patience=3,
+        settings=OnlineSettings(warmup_steps=6, alpha=0.5), progress_bar=False,
+        generator=seeded(),
+    )  # fmt: skip
+    assert history.validation[2] > history.validation[1] == history.validation[0]
+    assert history.best_epoch > 2  # sampled, though the warm-up's losses were lower
+
+
+def test_frozen_parameters_with_old_gradients_stay_and_no_gradients_are_left():
+    net = model()
+    net(images()).sum().backward()
+    net.encoder.requires_grad_(False)
+    before = net.encoder[1].weight.clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    LaplaceAE(net).fit_online(loader(), 2, optimizer=optimizer, progress_bar=False)
+    assert torch.equal(net.encoder[1].weight, before)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_noise_is_one_online_also_after_a_fit():
+    la = LaplaceAE(model())
+    la.fit(loader())
+    assert la.sigma_noise != 1
+    la.fit_online(loader(), 1, progress_bar=False)
+    assert la.sigma_noise == 1
+
+
+def test_a_run_that_does_not_start_leaves_a_fit_alone():
+    la = LaplaceAE(model())
+    la.fit(loader())
+    before = la.H.clone(), la.sigma_noise.clone()
+    wrong = DataLoader(TensorDataset(images().float()), 4)
+    settings = OnlineSettings(initial_precision=7.0)
+    with pytest.raises(TypeError, match="dtype"):
+        la.fit_online(wrong, 1, settings=settings, progress_bar=False)
+    assert torch.equal(la.H, before[0]) and torch.equal(la.sigma_noise, before[1])
+
+
+def test_models_in_channels_last():
+    net = AutoEncoder(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1))
+    la = LaplaceAE(net.to(memory_format=torch.channels_last))
+    la.fit_online(loader(), 2, progress_bar=False)
+    assert la(images())[1].min() > 0
+    la.fit(loader())
+
+
+def test_predictives_in_inference_mode():
+    la = LaplaceAE(model())
+    la.fit(loader())
+    with torch.inference_mode():
+        _, variance = la(images(), n_samples=4)
+    assert (variance > 0).all()
+
+
 # What goes wrong ----------------------------------------------------------------------
 
 
@@ -489,6 +568,8 @@ def test_bad_settings(settings, words):
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        ({"n_epochs": 0}, "n_epochs must be at least 1"),
+        ({"checkpoint": "."}, "is a directory"),
         ({"patience": 2}, "patience needs a validation_loader"),
         ({"patience": 0, "validation_loader": []}, "patience must be at least 1"),
         ({"resume": True}, "need a checkpoint"),
@@ -501,8 +582,9 @@ def test_bad_settings(settings, words):
 def test_bad_arguments_change_nothing(arguments, words):
     la = LaplaceAE(model())
     before = weights_of(la)
+    arguments = {"n_epochs": 1, "progress_bar": False} | arguments
     with pytest.raises((ValueError, FileNotFoundError), match=words):
-        la.fit_online(loader(), 1, progress_bar=False, **arguments)
+        la.fit_online(loader(), **arguments)
     assert torch.equal(weights_of(la), before) and not la.H.any() and not la.n_data
 
 
@@ -511,6 +593,11 @@ def test_an_optimiser_of_another_model_is_refused():
     foreign = torch.optim.SGD(other.parameters(), lr=1.0)
     with pytest.raises(ValueError, match="does not hold all trainable parameters"):
         la.fit_online(loader(), 1, optimizer=foreign, progress_bar=False)
+    own = torch.optim.SGD(la.params, lr=1.0)
+    with pytest.raises(ValueError, match="made for another optimizer"):
+        la.fit_online(loader(), 1, optimizer=own, scheduler=StepLR(foreign, 1))
+    with pytest.raises(ValueError, match="LBFGS"):
+        la.fit_online(loader(), 1, optimizer=torch.optim.LBFGS(la.params))
     lonely = StepLR(foreign, 1)
     with pytest.raises(ValueError, match="scheduler belongs to an optimizer"):
         la.fit_online(loader(), 1, scheduler=lonely, progress_bar=False)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
-from torch.nn.utils import parameters_to_vector
 from tqdm import tqdm
 from typing_extensions import override
 
@@ -21,7 +20,7 @@ from lae_backpack.posterior.density import BernoulliNLL
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.reconstruction import Reconstructions
-from lae_backpack.posterior.sampling import evaluating
+from lae_backpack.posterior.sampling import as_vector, evaluating
 from lae_backpack.posterior.structures import EngineDiagLaplace
 
 LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
@@ -118,7 +117,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         require_finite(torch.as_tensor(loss), curvature)
         self.H, self.loss, self.n_data = curvature, loss, count
         self.n_outputs = self.backend.n_outputs
-        self.mean = parameters_to_vector(self.params).detach()
+        self.mean = as_vector(self.params)
         if self.noise_from_residuals or self.learns_noise:
             squares = torch.as_tensor(2 * loss / (count * self.n_outputs))
             least = torch.finfo(squares.dtype).eps  # a perfect fit is no reason to fail

@@ -76,6 +76,19 @@ def _is_extended(model: Module) -> bool:
     return any(getattr(m, "_backpack_extend", False) for m in model.modules())
 
 
+def new_seed(generator: torch.Generator | None) -> int:
+    """Start another generator.
+
+    Args:
+        generator: Where randomness comes from.
+
+    Returns:
+        A seed.
+    """
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**31, (), generator=generator, device=device))
+
+
 class WeightSampler:
     """Draws weights around a mean."""
 
@@ -138,15 +151,24 @@ class WeightSampler:
         """Standard normal numbers; while some are used, the next ones are drawn.
 
         Drawing takes as long as a forward pass and keeps one core busy, so it is worth
-        a thread. The order of draws, and so the numbers, are the same without one.
+        a thread. That thread has a generator of its own, started by the user's, so
+        that nobody else's draws get between.
 
         Yields:
             Numbers, valid until the next ones.  # [P]
         """
+        own = torch.Generator(self._buffer.device)
+        own.manual_seed(new_seed(generator))
+        inference = torch.is_inference_mode_enabled()  # each thread has its own mode
 
         def fill(buffer: Tensor) -> Tensor:
-            return buffer.normal_(generator=generator)
+            with torch.inference_mode(inference):
+                return buffer.normal_(generator=own)
 
+        if self._buffer.device.type != "cpu":
+            for _ in range(n_samples):
+                yield fill(self._buffer)
+            return
         buffers = self._buffer, torch.empty_like(self._buffer)
         with ThreadPoolExecutor(1) as drawer:
             coming = drawer.submit(fill, buffers[0])
@@ -166,6 +188,18 @@ class WeightSampler:
             Views of it by name.
         """
         return _cut(vector, self._shapes)
+
+
+def as_vector(params: Iterable[Tensor]) -> Tensor:
+    """Join parameters, of any memory format.
+
+    Args:
+        params: The parameters.
+
+    Returns:
+        A copy of all their numbers.  # [P]
+    """
+    return torch.cat([param.detach().reshape(-1) for param in params])
 
 
 def weights_by_name(

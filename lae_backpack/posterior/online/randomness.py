@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import random
+from typing import Any
 
-States = dict[str, Tensor]
+import numpy as np
+import torch
+
+States = dict[str, Any]
 
 
 def random_states(loader: object, device: torch.device) -> States:
@@ -18,7 +21,13 @@ def random_states(loader: object, device: torch.device) -> States:
     Returns:
         The states by name.
     """
-    states = {"torch": torch.get_rng_state()}
+    version, numbers, cached = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    states: States = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(numbers), cached],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+    }
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     for name, generator in _generators(loader).items():
@@ -35,6 +44,10 @@ def set_random_states(states: States, loader: object, device: torch.device) -> N
         device: The model's device.
     """
     torch.set_rng_state(states["torch"].cpu())
+    version, numbers, cached = states["python"]
+    random.setstate((version, tuple(numbers), cached))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)
     for name, generator in _generators(loader).items():
@@ -43,14 +56,14 @@ def set_random_states(states: States, loader: object, device: torch.device) -> N
 
 
 def _generators(loader: object) -> dict[str, torch.Generator]:
-    found = {}
-    holders = {
-        "loader": loader,
-        "sampler": getattr(loader, "sampler", None),
-        "batch_sampler": getattr(loader, "batch_sampler", None),
-    }
-    for name, holder in holders.items():
+    found, waiting = {}, {"loader": loader}
+    while waiting:
+        name, holder = waiting.popitem()
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator):
             found[name] = generator
+        for part in ("sampler", "batch_sampler"):
+            inner = getattr(holder, part, None)
+            if inner is not None:
+                waiting[f"{name}.{part}"] = inner
     return found

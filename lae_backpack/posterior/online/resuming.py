@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ def posterior_state(la: LaplaceAE) -> State:
         "model": dict(la.model.state_dict()),
         "precision": la.H,
         "sigma_noise": la.sigma_noise,
+        "loss": float(la.loss),
     }
 
 
@@ -46,6 +48,7 @@ def restore_posterior(la: LaplaceAE, state: State) -> None:
     la.model.load_state_dict(state["model"])
     la.H = state["precision"].to(la.H)
     la.sigma_noise = state["sigma_noise"].to(la.H)
+    la.loss = state["loss"]
 
 
 def save(run: OnlineRun, path: Path) -> None:
@@ -89,6 +92,15 @@ def _state(run: OnlineRun) -> State:
     return {
         **posterior_state(la),
         "settings": asdict(run.settings),
+        "posterior": {
+            "likelihood": str(la.likelihood),
+            "max_dense_dim": la.backend.policy.max_dense_dim,
+            "learns_noise": la.learns_noise,
+            "dtype": str(la.H.dtype),
+            "temperature": float(la.temperature),
+        },
+        "batches": len(run.loader) if isinstance(run.loader, Sized) else None,
+        "scheduler_steps": run.scheduler_steps,
         "n_data": run.n_data,
         "optimizer_class": type(run.optimizer).__name__,
         "optimizer": run.optimizer.state_dict(),
@@ -98,6 +110,8 @@ def _state(run: OnlineRun) -> State:
         "seed": run.seed,
         "warmup_steps": run.warmup_steps,
         "n_outputs": run.n_outputs,
+        "epoch_loss": run.epoch_loss,
+        "epoch_samples": run.epoch_samples,
         "batches_done": run.batches_done,
         "epoch_start": run.epoch_start,
         "now": random_states(run.loader, la._device),
@@ -111,7 +125,16 @@ def _require_same_run(own: State, state: State, name: str) -> None:
     Raises:
         CheckpointError: If it is not.
     """
-    for part in ("settings", "n_data", "optimizer_class", "scheduler_class"):
+    same = (
+        "settings",
+        "posterior",
+        "n_data",
+        "batches",
+        "optimizer_class",
+        "scheduler_class",
+        "scheduler_steps",
+    )
+    for part in same:
         if own[part] != state[part]:
             raise CheckpointError(
                 f"{name} was written with {part} {state[part]}, this run has "
@@ -140,6 +163,7 @@ def _restore(run: OnlineRun, state: State) -> None:
     run.history = History(**state["history"])
     run.seed, run.warmup_steps = state["seed"], state["warmup_steps"]
     run.n_outputs = state["n_outputs"]
+    run.epoch_loss, run.epoch_samples = state["epoch_loss"], state["epoch_samples"]
     run.batches_done, run.epoch_start = state["batches_done"], state["epoch_start"]
     run.best = state["best"]
     set_random_states(state["now"], run.loader, run.la._device)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tqdm import tqdm
@@ -25,7 +24,7 @@ from lae_backpack.posterior.online.randomness import (
 )
 from lae_backpack.posterior.online.settings import History, OnlineSettings
 from lae_backpack.posterior.online.step import EMStep
-from lae_backpack.posterior.sampling import evaluating
+from lae_backpack.posterior.sampling import as_vector, evaluating
 
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
@@ -57,6 +56,8 @@ class OnlineRun:
     progress_bar: bool
     history: History = field(default_factory=History)
     n_outputs: int = 0
+    epoch_loss: float = 0.0  # summed over the samples of the present epoch
+    epoch_samples: int = 0
     batches_done: int = 0  # of the present epoch
     epoch_start: States = field(default_factory=dict)
     best: dict[str, Any] | None = None
@@ -72,10 +73,12 @@ class OnlineRun:
             while history.epochs < self.n_epochs and not history.stopped_early:
                 self._epoch()
                 self._end_epoch()
-            if self.best is not None:
-                resuming.restore_posterior(self.la, self.best)
         finally:
+            self.optimizer.zero_grad(set_to_none=True)
             self._make_usable()
+        if self.best is not None:
+            resuming.restore_posterior(self.la, self.best)
+            self.la.mean = as_vector(self.la.params)
         return history
 
     def _epoch(self) -> None:
@@ -85,6 +88,10 @@ class OnlineRun:
             set_random_states(self.epoch_start, self.loader, la._device)
         else:
             self.epoch_start = now
+            self.epoch_loss, self.epoch_samples = 0.0, 0
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(history.epochs)
         step = EMStep(
             la,
             self.optimizer,
@@ -105,6 +112,8 @@ class OnlineRun:
                     set_random_states(now, self.loader, la._device)
                 continue
             history.losses.append(step(x, len(history.losses)))
+            self.epoch_loss += history.losses[-1] * len(x)
+            self.epoch_samples += len(x)
             self.batches_done, self.n_outputs = number, features(x)
             self._step_scheduler("batch")
             if self.progress_bar and number % BAR_EVERY == 0:
@@ -118,31 +127,43 @@ class OnlineRun:
     def _end_epoch(self) -> None:
         history = self.history
         history.epochs += 1
+        self._make_usable()
         if self.validation_loader is not None:
             history.validation.append(self._validation_loss(self.validation_loader))
             self._consider_stopping()
         self._step_scheduler("epoch")
-        self._make_usable()
         self.batches_done = 0
         for callback in self.callbacks:
             callback(self.la, history)
         self._save()
 
     def _consider_stopping(self) -> None:
-        history = self.history
+        history, best = self.history, self.best
         if self.patience is None:
             return
-        if history.validation[-1] <= min(history.validation):
+        loss, samples = history.validation[-1], self._samples()
+        # Losses at the mean weights, in the warm-up, compare with each other alone.
+        if best is None or best["samples"] != samples or not loss >= best["validation"]:
             history.best_epoch = history.epochs
-            self.best = resuming.copy_of(resuming.posterior_state(self.la))
+            state = resuming.copy_of(resuming.posterior_state(self.la))
+            self.best = {**state, "validation": loss, "samples": samples}
         history.stopped_early = history.epochs - history.best_epoch >= self.patience
+
+    def _samples(self) -> bool:
+        return len(self.history.losses) > self.warmup_steps
 
     @torch.no_grad()
     def _validation_loss(self, loader: Iterable[object]) -> float:
-        """The loss per sample of sampled networks, the same noise in each epoch."""
+        """The loss per sample of sampled networks, the same noise in each epoch.
+
+        In the warm-up there are none, and it is that of the mean weights.
+
+        Returns:
+            The loss.
+        """
         copy = NoisyCopy(self.la, self.seed - 1, self.settings.antithetic)
         copy.follow_precision()
-        sampling = len(self.history.losses) > self.warmup_steps
+        sampling = self._samples()
         total, count = 0.0, 0
         states = random_states(loader, self.la._device)
         with evaluating(copy.model):
@@ -182,10 +203,10 @@ class OnlineRun:
 
     def _make_usable(self) -> None:
         """Tell the posterior what ``fit`` would: also after an exception."""
-        la, losses = self.la, self.history.losses
-        if not losses:
+        la = self.la
+        if not self.epoch_samples:
             return
-        la.mean = parameters_to_vector(la.params).detach()
+        la.mean = as_vector(la.params)
         la.n_data, la.n_outputs = self.n_data, self.n_outputs
-        recent = statistics.fmean(losses[-max(1, self.batches_done) :])
-        la.loss = la.backend.factor * self.n_data * recent
+        per_sample = self.epoch_loss / self.epoch_samples
+        la.loss = la.backend.factor * self.n_data * per_sample

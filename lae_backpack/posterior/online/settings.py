@@ -48,6 +48,16 @@ class OnlineSettings:
         Raises:
             ValueError: If one does.
         """
+        for name, kind in (
+            ("alpha", float),
+            ("n_samples", int),
+            ("warmup_steps", int),
+            ("refresh_every", int),
+            ("initial_precision", float),
+            ("curvature_factor", float),
+        ):  # checkpoints hold plain numbers, not numpy's
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, kind(getattr(self, name)))
         require_one_of("update", self.update, ("additive", "ema"))
         require_one_of("curvature_at", self.curvature_at, ("sample", "mean"))
         if not 0 <= self.alpha <= 1:

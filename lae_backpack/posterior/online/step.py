@@ -80,6 +80,7 @@ class EMStep:
         precision = self._next_precision(looks, x, number) if refreshes else None
 
         self._require_finite_gradients(number)
+        self._optimizer.zero_grad(set_to_none=True)  # also of what it holds besides
         for param, noisy in zip(self._la.params, self._copy.params, strict=True):
             param.grad = noisy.grad
         self._optimizer.step()
@@ -169,4 +170,6 @@ class EMStep:
         # The M-step's variance is the mean squared error, here with a memory.
         rate = max(1 / (number + 1), self._settings.alpha)
         variance = torch.as_tensor(self._la.sigma_noise).square()
-        self._la.sigma_noise = (variance + rate * (squared_error - variance)).sqrt()
+        variance = variance + rate * (squared_error - variance)
+        least = torch.finfo(variance.dtype).eps
+        self._la.sigma_noise = variance.sqrt().clamp_min(least)

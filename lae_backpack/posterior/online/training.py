@@ -11,11 +11,12 @@ import torch
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lae_backpack.posterior.batches import require_sized
-from lae_backpack.posterior.choices import require_one_of
+from lae_backpack.posterior.batches import NO_BATCH, require_sized
+from lae_backpack.posterior.choices import require_at_least, require_one_of
 from lae_backpack.posterior.online.resuming import resume as resume_run
 from lae_backpack.posterior.online.run import Callback, Moment, OnlineRun
 from lae_backpack.posterior.online.settings import History, OnlineSettings
+from lae_backpack.posterior.sampling import new_seed
 
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
@@ -72,24 +73,27 @@ class OnlineTraining:
         Returns:
             The history.
 
+        Raises:
+            ValueError: If settings do not fit together, or there is no data.
         """
         _require_settings_that_fit(
+            n_epochs,
             optimizer, scheduler, validation_loader, patience, checkpoint,
             checkpoint_every, resume,
         )  # fmt: skip
         require_one_of("lr_decay", lr_decay, ("cosine", "constant"))
         require_one_of("scheduler_steps", scheduler_steps, ("epoch", "batch"))
         n_data = require_sized(loader)
+        if isinstance(loader, Sized) and len(loader) == 0:
+            raise ValueError(NO_BATCH)
         _require_parameters_of(optimizer, self)
         settings = settings or OnlineSettings()
         n_steps = n_epochs * (len(loader) if isinstance(loader, Sized) else 1)
         if optimizer is None:
-            optimizer = _adam(self.params, lr)
+            optimizer = _adam(self.params, float(lr))
             if lr_decay == "cosine":
                 scheduler_steps = "batch" if isinstance(loader, Sized) else "epoch"
                 scheduler = _cosine(optimizer, n_steps)
-        if settings.initial_precision is not None:
-            self.H = torch.full_like(self.H, settings.initial_precision)
         run = OnlineRun(
             la=self,
             loader=loader,
@@ -100,20 +104,31 @@ class OnlineTraining:
             scheduler=scheduler,
             scheduler_steps=scheduler_steps,
             warmup_steps=settings.warmup_steps_of(n_steps),
-            seed=_seed(generator),
+            seed=new_seed(generator),
             validation_loader=validation_loader,
             patience=patience,
-            callbacks=callbacks,
+            callbacks=tuple(callbacks),
             checkpoint=None if checkpoint is None else Path(checkpoint),
             checkpoint_every=checkpoint_every,
             progress_bar=progress_bar,
         )
-        if resume and run.checkpoint is not None and run.checkpoint.exists():
-            resume_run(run, run.checkpoint)
-        return run.run()
+        before = self.H, self.sigma_noise
+        try:
+            if self.noise_from_residuals:
+                self.sigma_noise = 1.0
+            if settings.initial_precision is not None:
+                self.H = torch.full_like(self.H, settings.initial_precision)
+            if resume and run.checkpoint is not None and run.checkpoint.exists():
+                resume_run(run, run.checkpoint)
+            return run.run()
+        except BaseException:
+            if not run.history.losses:
+                self.H, self.sigma_noise = before
+            raise
 
 
 def _require_settings_that_fit(
+    n_epochs: int,
     optimizer: Optimizer | None,
     scheduler: LRScheduler | None,
     validation_loader: Iterable[object] | None,
@@ -128,6 +143,17 @@ def _require_settings_that_fit(
         ValueError: If they do not.
         FileNotFoundError: If there is no directory for the checkpoint.
     """
+    require_at_least("n_epochs", n_epochs, 1)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "optimizer is LBFGS, which asks for the loss several times in a step. Use "
+            "one that takes gradients, such as Adam or SGD."
+        )
+    if scheduler is not None and optimizer is not None:
+        if scheduler.optimizer is not optimizer:
+            raise ValueError(
+                "scheduler was made for another optimizer. Make it with this one."
+            )
     if scheduler is not None and optimizer is None:
         raise ValueError(
             "scheduler belongs to an optimizer, got optimizer=None. Pass the optimiser "
@@ -143,6 +169,10 @@ def _require_settings_that_fit(
             raise ValueError(
                 "resume and checkpoint_every need a checkpoint, got None. Give a path."
             )
+    elif Path(checkpoint).is_dir():
+        raise ValueError(
+            f"checkpoint={str(checkpoint)!r} is a directory. Give a file in it."
+        )
     elif not Path(checkpoint).absolute().parent.is_dir():
         raise FileNotFoundError(
             f"checkpoint={str(checkpoint)!r} is in a directory that does not exist. "
@@ -164,11 +194,6 @@ def _require_parameters_of(optimizer: Optimizer | None, la: LaplaceAE) -> None:
             "optimizer does not hold all trainable parameters of the model. Make it "
             "with la.params, or freeze the others before LaplaceAE(model)."
         )
-
-
-def _seed(generator: torch.Generator | None) -> int:
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**31, (), generator=generator, device=device))
 
 
 def _adam(params: list[torch.nn.Parameter], lr: float) -> Adam:
