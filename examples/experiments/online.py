@@ -221,7 +221,10 @@ def main() -> None:
             outcomes += compare(name, images, n_epochs, *how)
     settings = ("seed", "networks", "test_images")
     content = {name: getattr(args, name) for name in settings}
-    rows = [asdict(outcome) for outcome in outcomes]
+    rows = [
+        {name: None if value != value else value for name, value in asdict(o).items()}
+        for o in outcomes  # a plain autoencoder has no variance, and JSON no NaN
+    ]
     write_json(args.out / f"{args.name}.json", {**content, "rows": rows})
 
 

@@ -68,12 +68,12 @@ def linear_autoencoder() -> AutoEncoder:
 
 
 def conv_autoencoder() -> AutoEncoder:
-    """The paper's convolutional autoencoder, a quarter as wide.
+    """The paper's convolutional autoencoder, an eighth as wide.
 
     Returns:
         The model.
     """
-    return fashion_autoencoder(divisor=4)
+    return fashion_autoencoder(divisor=8)
 
 
 MODELS = {"linear": linear_autoencoder, "conv": conv_autoencoder}
