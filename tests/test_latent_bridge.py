@@ -50,7 +50,7 @@ def test_both_parts_add_up():
 
 def test_sampled_posteriors_belong_to_the_sampled_networks():
     x, la = images(), fitted()
-    draws = sampled_posteriors(la, x, 3, seeded(), n_updates=20)
+    draws = sampled_posteriors(la, x, 3, seeded(), n_updates=300)
     networks = la.sampler().draws(3, seeded())
     for q, weights in zip(draws, networks, strict=True):
         decoder = {
