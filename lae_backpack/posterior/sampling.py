@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -148,35 +147,8 @@ class WeightSampler:
     def _noises(
         self, n_samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        """Standard normal numbers; while some are used, the next ones are drawn.
-
-        Drawing takes as long as a forward pass and keeps one core busy, so it is worth
-        a thread. That thread has a generator of its own, started by the user's, so
-        that nobody else's draws get between.
-
-        Yields:
-            Numbers, valid until the next ones.  # [P]
-        """
-        own = torch.Generator(self._buffer.device)
-        own.manual_seed(new_seed(generator))
-        inference = torch.is_inference_mode_enabled()  # each thread has its own mode
-
-        def fill(buffer: Tensor) -> Tensor:
-            with torch.inference_mode(inference):
-                return buffer.normal_(generator=own)
-
-        if self._buffer.device.type != "cpu":
-            for _ in range(n_samples):
-                yield fill(self._buffer)
-            return
-        buffers = self._buffer, torch.empty_like(self._buffer)
-        with ThreadPoolExecutor(1) as drawer:
-            coming = drawer.submit(fill, buffers[0])
-            for number in range(1, n_samples + 1):
-                noise = coming.result()
-                if number < n_samples:
-                    coming = drawer.submit(fill, buffers[number % 2])
-                yield noise
+        for _ in range(n_samples):
+            yield self._buffer.normal_(generator=generator)
 
     def by_name(self, vector: Tensor) -> Weights:
         """Cut a vector into parameters.
