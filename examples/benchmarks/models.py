@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backpack.custom_module.branching import Parallel
 from torch import nn
 
 from lae_backpack import AutoEncoder
@@ -44,6 +45,88 @@ def mnist_autoencoder(n_pixels: int = 784) -> AutoEncoder:
         nn.Linear(256, 512),
         nn.Tanh(),
         nn.Linear(512, n_pixels),
+    )
+    return AutoEncoder(encoder, decoder)
+
+
+def small_conv_autoencoder() -> AutoEncoder:
+    """The paper's convolutional autoencoder for MNIST, 7,406 parameters.
+
+    Returns:
+        The net.
+    """
+
+    def conv(n_in: int, n_out: int) -> nn.Conv2d:
+        return nn.Conv2d(n_in, n_out, 3, padding=1, bias=False)
+
+    encoder = nn.Sequential(
+        conv(1, 8),
+        nn.MaxPool2d(2),
+        nn.Tanh(),
+        conv(8, 12),
+        nn.MaxPool2d(2),
+        nn.Tanh(),
+        conv(12, 12),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(588, 2),
+    )
+    decoder = nn.Sequential(
+        nn.Linear(2, 588),
+        nn.Unflatten(1, (12, 7, 7)),
+        nn.Tanh(),
+        conv(12, 12),
+        nn.Upsample(scale_factor=2),
+        nn.Tanh(),
+        conv(12, 8),
+        nn.Upsample(scale_factor=2),
+        nn.Tanh(),
+        conv(8, 1),
+    )
+    return AutoEncoder(encoder, decoder)
+
+
+def residual_autoencoder(channels: int = 8) -> AutoEncoder:
+    """A convolutional autoencoder for 28x28 images with two skips on either side.
+
+    Args:
+        channels: The width of its convolutions.
+
+    Returns:
+        The net; branches are BackPACK's ``Parallel``, so that BackPACK knows them too.
+    """
+
+    def block() -> Parallel:
+        return Parallel(
+            nn.Identity(),
+            nn.Sequential(
+                nn.Conv2d(channels, channels, 3, padding=1),
+                nn.Tanh(),
+                nn.Conv2d(channels, channels, 3, padding=1),
+            ),
+        )
+
+    encoder = nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.Tanh(),
+        block(),
+        nn.MaxPool2d(2),
+        block(),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(channels * 49, 2),
+    )
+    decoder = nn.Sequential(
+        nn.Linear(2, channels * 49),
+        nn.Unflatten(1, (channels, 7, 7)),
+        nn.Tanh(),
+        block(),
+        nn.Upsample(scale_factor=2),
+        block(),
+        nn.Tanh(),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(channels, 1, 3, padding=1),
     )
     return AutoEncoder(encoder, decoder)
 

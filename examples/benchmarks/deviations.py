@@ -1,0 +1,88 @@
+"""How far one diagonal is from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a diagonal is from the exact one.
+
+    Attributes:
+        median_log: Median of ``|log(found / exact)|`` where the exact one is not zero.
+        high_log: Its 90th percentile.
+        relative: Norm of the difference by the norm of the exact one.
+        spearman: Rank correlation where the exact one is not zero.
+        worst_layer: The layer whose sum is furthest off.
+        worst_ratio: By what factor that layer's sum is off.
+        layers: The factor of every layer's sum.
+        zeros: Entries of the exact diagonal that are zero, of dead pixels.
+        entries: Entries in all.
+    """
+
+    median_log: float
+    high_log: float
+    relative: float
+    spearman: float
+    worst_layer: str
+    worst_ratio: float
+    layers: dict[str, float]
+    zeros: int
+    entries: int
+
+
+def deviation(found: Tensor, exact: Tensor, model: nn.Module) -> Deviation:
+    """Compare two diagonals.
+
+    Args:
+        found: A diagonal.  # [P]
+        exact: The exact one.  # [P]
+        model: Whose parameters they belong to.
+
+    Returns:
+        How far they are apart.
+    """
+    found, exact = found.double(), exact.double()
+    sums = {
+        name: (a / b).item()
+        for name, (a, b) in layer_sums(torch.stack([found, exact]), model).items()
+        if b > 0
+    }
+    worst = max(sums, key=lambda name: abs(torch.tensor(sums[name]).log().item()))
+    alive = exact > 0
+    logs = (found[alive] / exact[alive]).log().abs()
+    return Deviation(
+        median_log=logs.median().item(),
+        high_log=logs.kthvalue(int(0.9 * (len(logs) - 1)) + 1).values.item(),
+        relative=((found - exact).norm() / exact.norm()).item(),
+        spearman=float(spearmanr(found[alive], exact[alive]).statistic),
+        worst_layer=worst,
+        worst_ratio=sums[worst],
+        layers=sums,
+        zeros=int((~alive).sum()),
+        entries=len(exact),
+    )
+
+
+def layer_sums(diagonals: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """Sum diagonals over each layer, its weight and bias together.
+
+    Args:
+        diagonals: Some.  # [D, P]
+        model: Whose parameters they belong to.
+
+    Returns:
+        The sums by the layer's name.  # [D] each
+    """
+    sums: dict[str, Tensor] = {}
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    pieces = diagonals.split(sizes, dim=1)
+    for (name, _), piece in zip(model.named_parameters(), pieces, strict=True):
+        layer = name.rpartition(".")[0]
+        sums[layer] = sums.get(layer, 0) + piece.sum(1)
+    return sums
