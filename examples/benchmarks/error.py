@@ -14,9 +14,8 @@ a run with one more structure takes a minute or two.
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ import torch
 from deviations import deviation
 from diagonals import STRUCTURES
 from measuring import write_json
-from trained import FOLDER, NETS, Zoo
+from table import command_line
 from tqdm import tqdm
+from trained import Zoo, zoo_arguments
 
 RESULTS = Path(__file__).parent / "results"
-SMOKE = {"n_train": 64, "epochs": (0, 1), "n_images": 8, "batch": 4, "made_up": True}
 Row = dict[str, Any]
 COLOURS = plt.get_cmap("tab10").colors  # pyright: ignore[reportAttributeAccessIssue]
 HEADER = (
@@ -132,35 +131,11 @@ def draw(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def arguments() -> argparse.Namespace:
-    """Read the command line.
-
-    Returns:
-        What it says.
-    """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
-    parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
-    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--fresh", nargs="+", choices=STRUCTURES, default=[])
-    parser.add_argument("--images", type=int, default=Zoo.n_images, help="accumulated")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and noise")
-    parser.add_argument("--cache", type=Path, default=FOLDER, help="nets and diagonals")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
-    return parser.parse_args()
-
-
 def main() -> None:
     """Compare, print the table, write JSON and the figure."""
-    args = arguments()
-    zoo = Zoo(
-        n_images=args.images,
-        seed=args.seed,
-        folder=args.cache,
-        data_dir=args.data_dir,
-    )
-    if args.smoke:
-        zoo = replace(zoo, folder=args.out / "cache", **SMOKE)
+    parser = command_line(__doc__, RESULTS)
+    parser.add_argument("--fresh", nargs="+", choices=STRUCTURES, default=[])
+    args, zoo = zoo_arguments(parser)
     print(HEADER)
     rows: list[Row] = []
     stages = [

@@ -23,25 +23,26 @@ Contender = Callable[[], object]
 
 
 def interleaved(
-    contenders: dict[str, Contender], rounds: int, label: str = ""
+    contenders: dict[str, Contender], rounds: int, label: str = "", warm_up: int = 3
 ) -> dict[str, list[float]]:
     """Run all contenders in turn, round after round.
 
     Args:
         contenders: What to time, by name.
-        rounds: How many rounds count; three more come first to warm up.
+        rounds: How many rounds count.
         label: What the progress bar says.
+        warm_up: How many more come first.
 
     Returns:
         Seconds of each round by name.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in tqdm(range(rounds + 3), desc=label, leave=False, disable=None):
+    for _ in tqdm(range(rounds + warm_up), desc=label, leave=False, disable=None):
         for name, run in contenders.items():
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-    return {name: seconds[3:] for name, seconds in times.items()}
+    return {name: seconds[warm_up:] for name, seconds in times.items()}
 
 
 def ratio(times: dict[str, list[float]], one: str, other: str) -> float:

@@ -66,9 +66,22 @@ def arguments(doc: str | None, results: Path) -> argparse.Namespace:
     Returns:
         ``smoke``, ``rounds``, ``seed`` and ``out``.
     """
+    return command_line(doc, results).parse_args()
+
+
+def command_line(doc: str | None, results: Path) -> argparse.ArgumentParser:
+    """The command line that all benchmarks share, to be added to.
+
+    Args:
+        doc: The script's docstring.
+        results: The folder for results.
+
+    Returns:
+        The parser.
+    """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
     parser.add_argument("--rounds", type=int, default=21, help="rounds that count")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--out", type=Path, default=results, help="folder for results")
-    return parser.parse_args()
+    return parser

@@ -5,7 +5,8 @@ Both are kept in a folder, so that another structure is measured within minutes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +58,11 @@ class Zoo:
     folder: Path = FOLDER
     data_dir: Path | None = None
     made_up: bool = False
+
+    @property
+    def last(self) -> int:
+        """The last stage."""
+        return max(self.epochs)
 
     def images(self, net: str) -> Tensor:
         """What the nets are trained with.
@@ -134,7 +140,7 @@ class Zoo:
         torch.manual_seed(self.seed)
         model, x = NETS[net](), self.images(net)
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-        for epoch in tqdm(range(max(self.epochs) + 1), f"train {net}", disable=None):
+        for epoch in tqdm(range(self.last + 1), f"train {net}", disable=None):
             if epoch:  # the first round only keeps the net as it is made
                 for rows in torch.randperm(len(x)).split(self.batch):
                     optimizer.zero_grad()
@@ -143,6 +149,32 @@ class Zoo:
                     optimizer.step()
             if epoch in self.epochs:
                 torch.save(model.state_dict(), self.path(net, epoch))
+
+
+SMALLEST = "small conv"
+SMOKE = Zoo(n_train=16, epochs=(0, 1), n_images=4, batch=2, made_up=True)
+
+
+def zoo_arguments(parser: ArgumentParser) -> tuple[Namespace, Zoo]:
+    """Read a command line, and what it says of nets.
+
+    Args:
+        parser: Has ``--smoke``, ``--seed`` and ``--out``; gets ``--nets``,
+            ``--images``, ``--data-dir`` and ``--cache``.
+
+    Returns:
+        All that it says, and the nets.
+    """
+    parser.add_argument("--nets", nargs="+", choices=NETS, help="by default all")
+    parser.add_argument("--images", type=int, default=Zoo.n_images, help="accumulated")
+    parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
+    parser.add_argument("--cache", type=Path, default=FOLDER, help="nets and diagonals")
+    args = parser.parse_args()
+    args.nets = args.nets or ([SMALLEST] if args.smoke else list(NETS))
+    if args.smoke:
+        return args, replace(SMOKE, seed=args.seed, folder=args.out / "cache")
+    named = {"folder": args.cache, "data_dir": args.data_dir}
+    return args, Zoo(n_images=args.images, seed=args.seed, **named)
 
 
 def for_net(net: str, x: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from measuring import Contender, interleaved, ratio, write_json  # noqa: E402
 from models import fashion_autoencoder, mnist_autoencoder  # noqa: E402
+from scores import auroc  # noqa: E402
 
 __all__ = [
     "Contender",
@@ -25,20 +25,6 @@ __all__ = [
     "small_digits",
     "write_json",
 ]
-
-
-def auroc(inside: Tensor, outside: Tensor) -> float:
-    """How well a score tells outliers.
-
-    Args:
-        inside: Scores of test data.  # [N]
-        outside: Scores of outliers, which should be higher.  # [M]
-
-    Returns:
-        The area under the ROC curve.
-    """
-    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
-    return float(roc_auc_score(truth.numpy(), torch.cat([inside, outside]).numpy()))
 
 
 def small_digits() -> Tensor:
