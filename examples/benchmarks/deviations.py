@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import spearmanr
+from scores import rank_correlation
 from torch import Tensor, nn
 
 
@@ -60,7 +60,7 @@ def deviation(found: Tensor, exact: Tensor, model: nn.Module) -> Deviation:
         median_log=logs.median().item(),
         high_log=logs.kthvalue(int(0.9 * (len(logs) - 1)) + 1).values.item(),
         relative=((found - exact).norm() / exact.norm()).item(),
-        spearman=float(spearmanr(found[alive], exact[alive]).statistic),
+        spearman=rank_correlation(found[alive], exact[alive]),
         worst_layer=worst,
         worst_ratio=sums[worst],
         layers=sums,

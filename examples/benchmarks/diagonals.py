@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from backpack import backpack, extend
@@ -40,7 +41,7 @@ class UpsamplePull(ModuleExtension):
     def backpropagate(
         self,
         extension: BackpropExtension,
-        module: nn.Module,
+        module: Any,
         grad_inp: tuple[Tensor, ...],
         grad_out: tuple[Tensor, ...],
         bpQuantities: Tensor,
@@ -196,7 +197,7 @@ def by_laplace(
     Returns:
         The diagonal.
     """
-    la = Laplace(
+    la: Any = Laplace(
         model,
         "regression",
         subset_of_weights="all",

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from backpack.extensions import KFAC, DiagGGNExact, DiagGGNMC
@@ -117,7 +118,7 @@ def by_backend(
         flat = nn.Sequential(copy.deepcopy(model), nn.Flatten())
         # laplace-torch sets it where it makes a backend
         flat.output_size = x[0].numel()  # pyright: ignore[reportArgumentType]
-        made = backend(flat, "regression")
+        made: Any = backend(flat, "regression")
         return lambda: made.diag(x, x.flatten(1), N=len(x))
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from scipy.stats import spearmanr
@@ -36,7 +37,8 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
     Returns:
         The correlation of their ranks.
     """
-    return float(spearmanr(one.flatten(), other.flatten()).statistic)
+    result: Any = spearmanr(one.flatten(), other.flatten())  # scipy has no types
+    return float(result.statistic)
 
 
 def calibration(error: Tensor, variance: Tensor, noise: float) -> dict[str, float]:
