@@ -86,6 +86,8 @@ def test_deviations_are_what_they_say():
     assert result.median_log == 0
     assert result.high_log == pytest.approx(2)
     assert result.layers == pytest.approx({"0": 20 / 11, "1": math.exp(-2)})
+    assert result.layer_medians == pytest.approx({"0": 0, "1": 2})
+    assert result.worst_median == pytest.approx(2)
     assert result.worst_layer == "1"
     assert result.worst_ratio == pytest.approx(math.exp(-2))
     assert result.relative == pytest.approx((found - true).norm() / true.norm())

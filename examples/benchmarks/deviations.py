@@ -16,6 +16,9 @@ class Deviation:
     Attributes:
         median_log: Median of ``|log(found / exact)|`` where the exact one is not zero.
         high_log: Its 90th percentile.
+        layer_medians: The same median within every layer. That of all entries is the
+            largest layer's, and says nothing of others.
+        worst_median: The largest of them.
         relative: Norm of the difference by the norm of the exact one.
         spearman: Rank correlation where the exact one is not zero.
         worst_layer: The layer whose sum is furthest off.
@@ -27,6 +30,8 @@ class Deviation:
 
     median_log: float
     high_log: float
+    layer_medians: dict[str, float]
+    worst_median: float
     relative: float
     spearman: float
     worst_layer: str
@@ -49,15 +54,22 @@ def deviation(found: Tensor, exact: Tensor, model: nn.Module) -> Deviation:
     """
     found, exact = found.double(), exact.double()
     sums = {
-        name: (a / b).item()
-        for name, (a, b) in layer_sums(torch.stack([found, exact]), model).items()
-        if b > 0
+        name: (a.sum() / b.sum()).item()
+        for name, (a, b) in by_layer(torch.stack([found, exact]), model).items()
+        if b.sum() > 0
     }
     worst = max(sums, key=lambda name: abs(torch.tensor(sums[name]).log().item()))
     alive = exact > 0
     logs = (found[alive] / exact[alive]).log().abs()
+    medians = {
+        name: (a[b > 0] / b[b > 0]).log().abs().median().item()
+        for name, (a, b) in by_layer(torch.stack([found, exact]), model).items()
+        if (b > 0).any()
+    }
     return Deviation(
         median_log=logs.median().item(),
+        layer_medians=medians,
+        worst_median=max(medians.values()),
         high_log=logs.kthvalue(int(0.9 * (len(logs) - 1)) + 1).values.item(),
         relative=((found - exact).norm() / exact.norm()).item(),
         spearman=rank_correlation(found[alive], exact[alive]),
@@ -69,20 +81,19 @@ def deviation(found: Tensor, exact: Tensor, model: nn.Module) -> Deviation:
     )
 
 
-def layer_sums(diagonals: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """Sum diagonals over each layer, its weight and bias together.
+def by_layer(diagonals: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """Split diagonals into layers, weight and bias together.
 
     Args:
         diagonals: Some.  # [D, P]
         model: Whose parameters they belong to.
 
     Returns:
-        The sums by the layer's name.  # [D] each
+        The pieces by the layer's name.  # [D, size] each
     """
-    sums: dict[str, Tensor] = {}
+    pieces: dict[str, list[Tensor]] = {}
     sizes = [parameter.numel() for parameter in model.parameters()]
-    pieces = diagonals.split(sizes, dim=1)
-    for (name, _), piece in zip(model.named_parameters(), pieces, strict=True):
-        layer = name.rpartition(".")[0]
-        sums[layer] = sums.get(layer, 0) + piece.sum(1)
-    return sums
+    split = diagonals.split(sizes, dim=1)
+    for (name, _), piece in zip(model.named_parameters(), split, strict=True):
+        pieces.setdefault(name.rpartition(".")[0], []).append(piece)
+    return {layer: torch.cat(own, dim=1) for layer, own in pieces.items()}

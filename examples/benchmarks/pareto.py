@@ -33,6 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 N_SEEDS = 5
 MEASURES = {
     "median_log": "median |log(found / exact)|",
+    "worst_median": "the same within the worst layer",
     "worst_log": "|log| of the worst layer's sum",
     "relative": "relative error",
 }
