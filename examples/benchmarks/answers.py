@@ -152,7 +152,7 @@ def draw(rows: list[Row], path: Path) -> None:
         ax.set_title(title, fontsize=10)
         ax.grid(alpha=0.3)
         if score in {"excess", "z_squared"}:
-            ax.set_xscale("log")
+            ax.axvline(1, color="0.5", lw=0.8)
     axes[0][0].legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -2,6 +2,7 @@
 
     python examples/benchmarks/error.py --data-dir DIR       # or LAE_DATA=DIR
     python examples/benchmarks/error.py --fresh calibrated   # measure that one anew
+    python examples/benchmarks/error.py --images 64          # of one batch alone
     python examples/benchmarks/error.py --smoke              # seconds, for tests
 
 Four autoencoders are trained on the first 10,000 images of MNIST and kept before
@@ -154,7 +155,7 @@ def main() -> None:
         (net, epoch, count)
         for net in args.nets
         for epoch in args.epochs or zoo.epochs
-        for count in (zoo.batch, zoo.n_images)
+        for count in dict.fromkeys((zoo.batch, zoo.n_images))
     ]
     for net, epoch, count in tqdm(stages, "stages", disable=None):
         kept = zoo.path(net, epoch, f"rows-{count}", "json")

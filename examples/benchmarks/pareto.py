@@ -37,6 +37,8 @@ MEASURES = {
     "worst_log": "|log| of the worst layer's sum",
     "relative": "relative error",
 }
+MARKERS = "osv^Dphx"  # structures may coincide
+COSTS = (1, 2, 5, 10, 20)
 Row = dict[str, Any]
 
 
@@ -110,7 +112,7 @@ def draw(rows: list[Row], path: Path) -> None:
     figure, axes = plt.subplots(
         len(MEASURES),
         len(nets),
-        figsize=(3.4 * len(nets), 2.8 * len(MEASURES)),
+        figsize=(3.4 * len(nets) + 2.4, 2.6 * len(MEASURES)),
         sharex="col",
         sharey="row",
         squeeze=False,
@@ -127,12 +129,15 @@ def draw(rows: list[Row], path: Path) -> None:
                 ax.loglog(
                     row["cost"],
                     max(row[measure], 1e-4),  # what is exact still has a place
-                    "*" if star else "o",
-                    ms=12 if star else 7,
+                    "*" if star else MARKERS[k % len(MARKERS)],
+                    ms=13 if star else 7,
+                    alpha=0.8,
                     color=COLOURS[k % len(COLOURS)],
                     label=name,
                 )
-            ax.grid(alpha=0.3, which="both")
+            ax.set_xticks(COSTS, [str(cost) for cost in COSTS])
+            ax.tick_params(which="minor", labelbottom=False)
+            ax.grid(alpha=0.3)
             if i == 0:
                 ax.set_title(net)
             if j == 0:
