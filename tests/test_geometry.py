@@ -199,6 +199,20 @@ def test_codes_of_data_keep_ways_out_of_a_flat_hole():
     assert farthest(way, codes) < 0.6 * farthest(line, codes)
 
 
+def test_the_way_along_codes_is_a_start(monkeypatch: pytest.MonkeyPatch):
+    # Nothing is minimised, so that what comes out is the better start.
+    monkeypatch.setattr(geometry, "geodesic_minimizing_energy", lambda *_: True)
+    angles = torch.arange(300) * math.pi / 150
+    codes = torch.stack((angles.cos(), angles.sin()), 1)
+    net = AutoEncoder(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+    net.decoder.weight.copy_(torch.eye(2))
+    la = LaplaceAE(net)
+    la.fit([codes])
+    manifold = LatentManifold(la, 2, codes, wall=10.0)
+    way = manifold.shortest_path(codes[0], codes[150])
+    assert farthest(way, codes) < 0.3  # the middle is 1 away
+
+
 def test_it_is_a_manifold_of_stochman():
     la, codes, a, b = ring(slope=3.0)
     manifold = LatentManifold(la, 5, generator=seeded())

@@ -147,8 +147,7 @@ class LatentManifold(Manifold):
         """The shortest way that was found between two codes.
 
         The energy of a cubic spline is minimised, from the straight line and, with
-        codes of data, also from the best way along them, which may go around a hole
-        that the straight line cannot leave.
+        codes of data, also from the best way along them; the shorter one is taken.
 
         Args:
             a: Where it starts.  # [K]
