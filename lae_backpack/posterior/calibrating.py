@@ -14,6 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# How far entries are believed is one number; so many of them are enough to tell.
+ENOUGH_ENTRIES = 2**14
+
 
 def calibrated(looks: Tensor, param_shapes: Sequence[torch.Size]) -> Tensor:
     """The calibrated diagonal.
@@ -27,25 +30,28 @@ def calibrated(looks: Tensor, param_shapes: Sequence[torch.Size]) -> Tensor:
     Returns:
         The diagonal.  # [P]
     """
+    diagonal = torch.empty_like(looks[0])
     sizes = [shape.numel() for shape in param_shapes]
-    parts = [
-        _of_tensor(*look.unflatten(1, shape).unflatten(0, (2, 2))).flatten()
-        for look, shape in zip(looks.split(sizes, 1), param_shapes, strict=True)
-    ]
-    return torch.cat(parts)
+    parts = zip(looks.split(sizes, 1), diagonal.split(sizes), strict=True)
+    for (look, part), shape in zip(parts, param_shapes, strict=True):
+        n_rows = shape[0] if len(shape) else 1
+        halves = look.view(4, n_rows, -1)
+        part.copy_(_of_tensor(halves[:2], halves[2:]).flatten())
+    return diagonal
 
 
 def _of_tensor(shape: Tensor, probe: Tensor) -> Tensor:
-    """Calibrate one parameter: ``[2, *param]`` each to ``[*param]``."""
-    dims = tuple(range(1, shape.dim()))
-    estimate = shape * _ratio(probe.sum(), shape.sum())
-    for within in (dims[1:], ()) if len(dims) > 1 else ((),):  # a row, an entry
-        expected, seen = (
-            t.sum(within, keepdim=True) if within else t for t in (estimate, probe)
-        )
-        surplus = _ratio(seen.sum(0), expected.sum(0)) - 1
-        estimate = estimate * (1 + _agreement(expected, seen) * surplus)
-    return estimate.sum(0)
+    """Calibrate one parameter: ``[2, rows, columns]`` each to ``[rows, columns]``."""
+    of_rows, seen_of_rows = shape.sum(2), probe.sum(2)
+    whole = _ratio(seen_of_rows.sum(), of_rows.sum())
+    of_rows = whole * of_rows
+    surplus = _ratio(seen_of_rows.sum(0), of_rows.sum(0)) - 1
+    scales = whole * (1 + _agreement(of_rows, seen_of_rows) * surplus)  # [rows]
+    some = slice(None, None, -(-shape[0].numel() // ENOUGH_ENTRIES))  # of the rows
+    believed = _agreement(shape[:, some] * scales[some, None], probe[:, some])
+    estimate = (shape[0] + shape[1]).mul_(scales[:, None])
+    # (1 - b) estimate + b probe is estimate (1 + b surplus), entry by entry.
+    return estimate.lerp_(probe[0] + probe[1], believed) if believed else estimate
 
 
 def _agreement(expected: Tensor, seen: Tensor) -> Tensor:
