@@ -6,10 +6,10 @@
 The trained autoencoders of error.py, fitted post hoc under each structure to the same
 1,024 images, whose curvature and loss stand for all 10,000 they were trained with.
 Noise from the residuals, one prior precision by the marginal likelihood, for all in the
-same way. 256 test images of MNIST, as many of Fashion-MNIST for outliers, 50 sampled networks.
-With 100 of them the small convolutional net took 18 seconds of processor time for each
-structure, so all should take 6 to 8 minutes on one thread if error.py has left its nets
-and exact diagonals; they are computed first otherwise.
+same way. 256 test images of MNIST, as many of Fashion-MNIST for outliers, 50 sampled
+networks. With 100 of them the small convolutional net took about 18 seconds of
+processor time for each structure, so all should take 6 to 8 minutes on one thread if
+error.py has left its nets and exact diagonals; they are computed first otherwise.
 """
 
 from __future__ import annotations
