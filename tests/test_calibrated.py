@@ -16,7 +16,7 @@ from lae_backpack.curvature.sweep import Journey, sweep
 from lae_backpack.posterior.calibrating import calibrated
 from lae_backpack.posterior.online.settings import OnlineSettings
 from tests import oracle
-from tests.nets import NETS, Net
+from tests.nets import NETS, Net, Residual
 from tests.test_autoencoder import images
 from tests.test_checkpoints import CutOff, Run, assert_identical, results
 
@@ -46,14 +46,40 @@ def assert_unbiased(runs: Tensor, exact: Tensor) -> None:
     assert not len(scores) or scores.abs().max() < 4.5
 
 
+@pytest.mark.parametrize("max_code", [0, 4])
 @pytest.mark.parametrize("net", NETS, ids=str)
-def test_probes_are_unbiased_for_every_entry(net):
+def test_probes_are_unbiased_for_every_entry(net, max_code):
     model, loss, x, target, exact = exact_sum(net)
     generator = torch.Generator().manual_seed(0)
-    journey = Journey(Probe(20, generator), WHOLE)
+    journey = Journey(Probe(20, generator, max_code), WHOLE)
     runs = [sweep(model, loss, x, target, [journey]).curvatures[0] for _ in range(100)]
     assert list(runs[0]) == [name for name, _ in model.named_parameters()]
     assert_unbiased(torch.stack([flat(run) for run in runs]), exact)
+
+
+@pytest.mark.parametrize("kind", ["chain", "in place", "branches"])
+def test_all_before_a_narrow_code_is_exact(kind):
+    torch.manual_seed(0)
+    tail = {
+        "chain": [nn.Tanh(), nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 9)],
+        "in place": [
+            nn.ReLU(inplace=True),
+            nn.Linear(3, 8),
+            nn.Tanh(),
+            nn.Linear(8, 9),
+        ],
+        "branches": [nn.Linear(3, 9), Residual(nn.Tanh(), nn.Linear(9, 9)), nn.Tanh()],
+    }[kind]
+    model = nn.Sequential(
+        nn.Linear(9, 6), Residual(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 3), *tail
+    ).double()
+    x, y = torch.randn(5, 9).double(), torch.randn(5, 9).double()
+    exact = oracle.exact_diag_ggn(model, nn.MSELoss(), x, y)
+    for max_code, is_exact in ((3, True), (2, False)):
+        journey = Journey(Probe(1, max_code=max_code), WHOLE)
+        found = sweep(model, nn.MSELoss(), x, y, [journey]).curvatures[0]
+        for name in ("0.weight", "1.body.0.weight", "2.weight", "2.bias"):
+            assert torch.allclose(found[name], exact[name].sum(0)) is is_exact
 
 
 def trained_autoencoder() -> tuple[nn.Sequential, Tensor]:

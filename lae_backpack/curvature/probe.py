@@ -22,11 +22,14 @@ class Probe(DensePolicy):
     Attributes:
         n_columns: Columns per sample.
         generator: Where randomness comes from.
+        max_code: Where all outputs depend on a code with at most so many features, M is
+            computed there, and all that comes before the code is exact.
     """
 
     max_dense_dim: int | None = field(default=None, init=False)
     n_columns: int = 1
     generator: torch.Generator | None = None
+    max_code: int = 4
 
     @property
     @override

@@ -14,6 +14,12 @@ from torch.nn import Module, Parameter
 
 from lae_backpack.curvature import graph
 from lae_backpack.curvature.allocator import keep_freed_memory
+from lae_backpack.curvature.bottleneck import (
+    Arrived,
+    Bottleneck,
+    Travel,
+    exact_bottleneck,
+)
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.checks import check_output, checked_rule
 from lae_backpack.curvature.errors import UnsupportedModelError, used_outside
@@ -55,9 +61,6 @@ def diag_ggn(
     measure = partial(param_curvature, per_sample=per_sample)
     journey = Journey(DensePolicy(max_dense_dim), measure)
     return sweep(model, loss, x, target, [journey]).curvatures[0]
-
-
-Arrived = dict[int, Diag | Dense]  # M at each tensor, by the tensor's key
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ def sweep(
         for at, journey in zip(arrived, journeys, strict=True):
             at[id(output)] = seed(loss_rule, loss_call, journey.policy)
     travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
-    for record, quantities in backwards(recorder, travels):
+    found = exact_bottleneck(recorder, loss_rule, loss_call, travels)
+    for record, quantities in backwards(recorder, travels, found):
         call = record.call
         for found, journey, quantity in zip(results, journeys, quantities, strict=True):
             for name, value in journey.measure(record.rule, call, quantity).items():
@@ -165,7 +169,7 @@ def require_loss(loss: Module) -> None:
 
 
 def backwards(
-    recorder: Recorder, travels: Sequence[tuple[Arrived, DensePolicy]]
+    recorder: Recorder, travels: Sequence[Travel], bottleneck: Bottleneck | None = None
 ) -> Iterator[tuple[Record, list[Diag | Dense]]]:
     """Go through the recorded calls, the last one first, and pull M back.
 
@@ -173,12 +177,15 @@ def backwards(
         recorder: Has listened to a forward pass; its records are used up.
         travels: Each with M at the output, and in the end M at what entered the model
             if wanted; and where M is kept dense.
+        bottleneck: A tensor where M is known, for those who travel with random columns.
 
     Yields:
         Each call that something arrives at, with each M at its output.
     """
     while recorder.records:
         record = recorder.records.pop()
+        if bottleneck is not None and record is bottleneck.maker:
+            bottleneck.replace_random(travels)
         quantities = [at.pop(record.output_key, None) for at, _ in travels]
         there = [quantity for quantity in quantities if quantity is not None]
         if not there:

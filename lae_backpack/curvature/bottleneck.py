@@ -1,0 +1,123 @@
+"""M at a narrow tensor that all outputs depend on, exactly: by going forwards.
+
+Random columns are at their noisiest where features are few. There the Jacobian of all
+that follows has few columns, too, and one push forwards for each gives M itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lae_backpack.curvature.call import Call
+from lae_backpack.curvature.covariance import Covariance, Source, pivoted_root
+from lae_backpack.curvature.policy import APPROX, DensePolicy
+from lae_backpack.curvature.probe import Probe
+from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
+from lae_backpack.curvature.recorder import Record, Recorder
+from lae_backpack.curvature.rules.loss_rule import LossRule
+
+Arrived = dict[int, Diag | Dense]  # M at each tensor, by the tensor's key
+Travel = tuple[Arrived, DensePolicy]
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """A tensor where M is known.
+
+    Attributes:
+        maker: The call that made the tensor.
+        quantity: M there.
+    """
+
+    maker: Record
+    quantity: Dense
+
+    def replace_random(self, travels: Sequence[Travel]) -> None:
+        """Put M in the place of random columns.
+
+        Args:
+            travels: What has arrived where.
+        """
+        key = self.maker.output_key
+        for arrived, policy in travels:
+            if policy.draws_columns and key in arrived:
+                arrived[key] = self.quantity
+
+
+def exact_bottleneck(
+    recorder: Recorder, rule: LossRule, loss: Call, travels: Sequence[Travel]
+) -> Bottleneck | None:
+    """Compute M at the narrowest tensor that all outputs depend on.
+
+    Args:
+        recorder: Has listened to a forward pass.
+        rule: The loss's rule.
+        loss: The use of the loss.
+        travels: Who travels backwards.
+
+    Returns:
+        The tensor with its M, if somebody needs it and it is narrow enough.
+    """
+    limits = [p.max_code for _, p in travels if isinstance(p, Probe)]
+    output, target = loss.inputs[:2]
+    cut = _narrowest_cut(recorder, id(output)) if limits else None
+    if cut is None or features(cut.x) > min(*limits, features(output) - 1):
+        return None
+    hessian = rule.seed_dense(loss.module, output, target)
+    if not isinstance(hessian, Diag):
+        return None
+    before, after = recorder.records[: cut.start], recorder.records[cut.start :]
+    makers = [record for record in before if record.output_key == cut.key]
+    if not makers:
+        return None
+    columns = _jacobian(cut, after, id(output))
+    root = _root(columns, hessian.values).reshape(-1, *cut.x.shape)
+    return Bottleneck(makers[-1], Dense(root, root))
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A tensor without which nothing that comes after can be computed."""
+
+    start: int  # the first call after it
+    key: int
+    x: Tensor
+
+
+def _narrowest_cut(recorder: Recorder, output_key: int) -> _Cut | None:
+    """Go backwards, and look where a single tensor is all that is needed."""
+    needed, narrowest = {output_key}, None
+    for start in reversed(range(len(recorder.records))):
+        record = recorder.records[start]
+        needed.discard(record.output_key)
+        needed.update(k for k in record.input_keys if k in recorder.trainable)
+        if len(needed) != 1:
+            continue
+        for key, x in zip(record.input_keys, record.call.inputs, strict=True):
+            narrow = narrowest is None or features(x) < features(narrowest.x)
+            if key in needed and narrow:
+                narrowest = _Cut(start, key, x)
+    return narrowest
+
+
+def _jacobian(cut: _Cut, records: Sequence[Record], output_key: int) -> Tensor:
+    """How the output depends on a tensor, in columns.  # [F, N, *out]."""
+    source = Source()
+    columns = unit_columns(cut.x).expand(-1, len(cut.x), *cut.x.shape[1:])
+    arrived = {cut.key: Covariance({source: columns})}
+    for record in records:
+        inputs = [arrived.get(key, Covariance()) for key in record.input_keys]
+        pushed = record.rule.push(record.call, inputs, {}, APPROX)
+        arrived[record.output_key] = pushed
+    return arrived[output_key].columns[source]
+
+
+def _root(columns: Tensor, hessian: Tensor) -> Tensor:
+    """Columns whose outer products make ``J^T S J``, from those of J."""
+    flat = (columns * hessian.sqrt()).flatten(2).transpose(0, 1)  # [N, F, out]
+    matrix = torch.bmm(flat, flat.transpose(1, 2))
+    return pivoted_root(matrix, matrix.shape[1])[0]
