@@ -1,0 +1,1 @@
+"""What people do with the uncertainty: outliers, imputation, few labels, geometry."""
