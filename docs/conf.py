@@ -53,7 +53,7 @@ sphinx_gallery_conf = {
 
 def quote_shapes(app, what, name, obj, options, lines):  # noqa: D103
     # Shapes stand in docstrings as comments, "# [N, *in]"; a star is markup in rst.
-    lines[:] = [re.sub(r"\s+# (\[.*?\.?)$", r" ``\1``", line) for line in lines]
+    lines[:] = [re.sub(r"(?<=\s)# (\[.*?\.?)$", r"``\1``", line) for line in lines]
 
 
 def setup(app):  # noqa: D103
