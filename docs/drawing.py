@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.patches import Rectangle
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.func import jacrev
@@ -94,7 +95,7 @@ def draw_matrix(ax: Axes, matrix: Tensor, norm: LogNorm, dense: bool) -> None:
     colours.set_bad("white")
     box = (0.5 - half, 0.5 + half) * 2
     ax.imshow(shown, cmap=colours, norm=norm, extent=box, interpolation="nearest")
-    frame = plt.Rectangle((box[0], box[0]), 2 * half, 2 * half, fill=False, lw=0.8)
+    frame = Rectangle((box[0], box[0]), 2 * half, 2 * half, fill=False, lw=0.8)
     frame.set_edgecolor("#0072b2" if dense else "0.6")
     ax.add_patch(frame)
     numbers = f * f if dense else f

@@ -91,7 +91,7 @@ def errors() -> dict[str, list[str]]:
     rows = json.loads(file.read_text())["rows"]
     most = max(row["images"] for row in rows)
     epochs = [row["epoch"] for row in rows]
-    found = {"exact": ["1", "1"]}
+    found = {"exact": ["1"] * 2}
     for way, structure in STRUCTURES.items():
         found[way] = [
             span([
@@ -100,6 +100,7 @@ def errors() -> dict[str, list[str]]:
                 if (row["structure"], row["epoch"], row["images"])
                 == (structure, epoch, most)
             ])
+            + " x"
             for epoch in (min(epochs), max(epochs))
         ]
     return found

@@ -45,7 +45,7 @@ model = nn.Sequential(
     nn.Tanh(),
     nn.Conv2d(8, 1, 3, padding=1),
 )
-batch, loss = images[:32], nn.MSELoss(reduction="sum")
+batch, loss = images[:16], nn.MSELoss(reduction="sum")
 limits = {"approx": 0, "8": 8, "32": 32, "128": 128, "exact": None}
 
 
@@ -73,7 +73,7 @@ def median_factor(diagonal: dict[str, Tensor], exact: dict[str, Tensor]) -> floa
 
 at_random = all_diagonals()
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-for step in range(400):
+for _ in range(400):
     x = images[torch.randint(1500, (64,))]
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x), x).backward()
@@ -132,8 +132,8 @@ plt.show()
 # %%
 # With the limit at the size of the narrow layers the bottleneck is exact and the cost
 # stays close to that of ``approx``. Mixed is not always better than approx in every
-# weight: what arrives at the first dense layer has been through diagonals. So measure on
-# your own net, on a few images, as here.
+# weight: what arrives at the first dense layer has been through diagonals. So measure
+# on your own net, on a few images, as here.
 
 for when in factors:
     assert factors[when]["exact"] == 1

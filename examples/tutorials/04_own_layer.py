@@ -54,8 +54,8 @@ except UnsupportedLayerError as error:
 # outputs, with *squared* derivatives:
 #
 # - ``input_diag``: the sum of ``(dy/dx)**2 * diag``, shaped like the input;
-# - a method with the name of each parameter: the sum of ``(dy/dw)**2 * diag``, also over
-#   the batch, shaped like the parameter.
+# - a method with the name of each parameter: the sum of ``(dy/dw)**2 * diag``, also
+#   over the batch, shaped like the parameter.
 
 
 @register_rule(Rotate)
