@@ -29,7 +29,7 @@ lint: install
 	$(BIN)/pyright
 
 docs: install
-	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 

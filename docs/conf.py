@@ -24,6 +24,7 @@ autodoc_member_order = "bysource"
 # What overrides laplace-torch says what laplace-torch says, in another markup.
 autodoc_inherit_docstrings = False
 autodoc_typehints = "description"
+autoclass_content = "both"  # what __init__ says of its arguments, too
 myst_enable_extensions = ["substitution"]
 myst_heading_anchors = 3
 # The tutorials register layers of their own, so this comes before they run.
@@ -47,6 +48,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 0,
     "remove_config_comments": True,
     "image_scrapers": ("matplotlib",),
+    "default_thumb_file": str(Path(__file__).parent / "_static" / "what_travels.svg"),
     "plot_gallery": "True",
 }
 

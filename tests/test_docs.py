@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import lae_backpack
 from lae_backpack import AutoEncoder
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +97,16 @@ def test_code_of_pages_runs(page: Path):
         approx, exact = namespace["approx"], namespace["exact"]
         assert not torch.allclose(approx["0.weight"], exact["0.weight"], rtol=0.05)
         torch.testing.assert_close(approx["2.weight"], exact["2.weight"])
+
+
+def test_every_public_name_is_in_the_api_page():
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [
+        name
+        for name in lae_backpack.__all__
+        if not re.search(rf"^\.\. auto\w+:: {name}$", page, flags=re.MULTILINE)
+    ]
+    assert not missing
 
 
 def test_every_page_is_in_the_table_of_contents():

@@ -1,5 +1,5 @@
-"""Post-hoc uncertainty for an existing autoencoder
-================================================
+"""1. Post-hoc uncertainty for an existing autoencoder
+===================================================
 
 You have a trained autoencoder. It reconstructs images, and does not say where it may be
 wrong. ``LaplaceAE`` looks at the curvature of its loss once, keeps every weight as it
@@ -11,8 +11,6 @@ is, and gives means and variances of pixels and of codes.
 # ------------------------
 # Digits of 8x8 pixels, which scikit-learn ships, and a plain training loop. Nothing of
 # this knows about Laplace.
-
-from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import torch

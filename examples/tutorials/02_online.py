@@ -1,5 +1,5 @@
-"""Online training
-===============
+"""2. Online training
+==================
 
 Post hoc, the mean of the weights is what plain training found, and a network drawn
 around it may be worse. Online, mean and precision are trained together: every step
@@ -9,8 +9,6 @@ draws a network, and moves the mean so that *drawn* networks reconstruct well.
 # %%
 # One call
 # --------
-
-from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import torch
@@ -67,8 +65,10 @@ plt.show()
 
 code, code_variance = la.latent(test, generator=torch.Generator().manual_seed(0))
 figure, ax = plt.subplots(figsize=(5, 4), layout="constrained")
-area = 2e3 * code_variance.mean(1).sqrt()
-dots = ax.scatter(*code.T, s=area, c=digits[1500:], cmap="tab10", alpha=0.6)
+spread = code_variance.mean(1).sqrt()
+area = 40 * (spread / spread.median()) ** 2
+colours = {"c": digits[1500:], "cmap": "tab10", "vmin": -0.5, "vmax": 9.5}
+dots = ax.scatter(*code.T, s=area, alpha=0.6, **colours)
 figure.colorbar(dots, ax=ax, ticks=range(10), label="digit")
 ax.set(xlabel="first code", ylabel="second code")
 plt.show()

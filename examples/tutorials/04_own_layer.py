@@ -1,5 +1,5 @@
-"""Your own layer in ten lines
-===========================
+"""4. Your own layer in ten lines
+==============================
 
 A network with a layer of your own stops with an error that names the layer. One short
 class mends it, and ``check_rule`` proves the class right.
@@ -9,8 +9,6 @@ class mends it, and ``check_rule`` proves the class right.
 # A layer without a rule
 # ----------------------
 # ``Rotate`` turns the two channels of each pixel by an angle that is learned.
-
-from __future__ import annotations
 
 from typing import Any
 

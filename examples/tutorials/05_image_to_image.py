@@ -1,5 +1,5 @@
-"""From ``diag`` to ``approx_diag`` in an image-to-image net
-=========================================================
+"""5. From ``diag`` to ``approx_diag`` in an image-to-image net
+============================================================
 
 laplace-torch's ``diag`` goes through the Jacobian of all outputs, which image-to-image
 nets have many of. With ``approx_diag`` one word changes and the cost becomes that of a
@@ -9,8 +9,6 @@ backward pass.
 # %%
 # A net that removes noise
 # ------------------------
-
-from __future__ import annotations
 
 import time
 

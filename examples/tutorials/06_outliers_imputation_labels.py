@@ -1,5 +1,5 @@
-"""Outliers, missing pixels, few labels
-====================================
+"""6. Outliers, missing pixels, few labels
+=======================================
 
 Three things people do with an autoencoder that knows what it does not know. All of them
 take a ``LaplaceAE``, or anything else that gives samples.
@@ -10,8 +10,6 @@ take a ``LaplaceAE``, or anything else that gives samples.
 # -----------------------------
 # Handwritten digits, trained online. The noise follows the error of drawn networks
 # (``sigma_noise="learned"``), so densities mean something.
-
-from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import torch

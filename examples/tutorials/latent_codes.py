@@ -1,5 +1,5 @@
-"""From a plain trained decoder to codes with full covariances
-===========================================================
+"""7. From a plain trained decoder to codes with full covariances
+==============================================================
 
 A plain autoencoder gives each image one code and does not say how sure it is. Its
 decoder g knows: pixels with noise sigma leave a posterior over the code whose curvature
@@ -11,8 +11,7 @@ is ``W^T W / sigma^2 + I``, with W the Jacobian of g at the code.
 # -------------------
 # Of 8x8 digits, trained as ever: nothing of this is about codes.
 
-from __future__ import annotations
-
+import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -49,6 +48,20 @@ with torch.no_grad():
     correlation = covariance / (spread[:, :, None] * spread[:, None])
     draws = decoder(q.sample(torch.Size([100])))  # [100, 297, 64]
     pixel_spread = draws.std(0)  # [297, 64], what the code leaves open
+
+# %%
+# Each code has an ellipse of its own. Here are the first two of its four dimensions, at
+# two standard deviations:
+
+figure, ax = plt.subplots(figsize=(5, 4), layout="constrained")
+angle = torch.linspace(0, 2 * torch.pi, 60)
+circle = torch.stack((angle.cos(), angle.sin()))  # [2, 60]
+for mean, part in zip(codes[:60, :2], covariance[:60, :2, :2], strict=True):
+    ellipse = mean[:, None] + 2 * torch.linalg.cholesky(part) @ circle
+    ax.plot(*ellipse, color="#0072b2", lw=0.8)
+    ax.plot(*mean, ".", color="#d55e00", ms=3)
+ax.set(xlabel="first code", ylabel="second code")
+plt.show()
 
 # %%
 # What it gives
