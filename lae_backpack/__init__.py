@@ -21,7 +21,11 @@ from lae_backpack.posterior.autoencoder import LaplaceAE
 from lae_backpack.posterior.block_diagonal import BlockDiagLaplace
 from lae_backpack.posterior.encoder_decoder import AutoEncoder
 from lae_backpack.posterior.online.settings import OnlineSettings
-from lae_backpack.posterior.structures import ApproxDiagLaplace, MixedDiagLaplace
+from lae_backpack.posterior.structures import (
+    ApproxDiagLaplace,
+    CalibratedDiagLaplace,
+    MixedDiagLaplace,
+)
 
 __all__ = [
     # BackPACK extensions
@@ -32,6 +36,7 @@ __all__ = [
     # structures for laplace-torch
     "ApproxDiagLaplace",
     "BlockDiagLaplace",
+    "CalibratedDiagLaplace",
     "MixedDiagLaplace",
     # autoencoders
     "AutoEncoder",

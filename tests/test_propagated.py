@@ -444,3 +444,24 @@ def test_experiment_runs(tmp_path: Path):
         assert figures["against"].keys() == {"sampled", "linearised"}
         for correlations in figures["against"].values():
             assert all(math.isfinite(value) for value in correlations.values())
+
+
+def test_variances_are_those_of_the_posterior_as_it_is_now():
+    la = LaplaceAE(AutoEncoder(nn.Linear(6, 2), nn.Linear(2, 6)))
+    x = torch.rand(5, 6)
+    la.fit([x])
+    for change in (
+        lambda: None,
+        lambda: la.H.mul_(3),
+        lambda: setattr(la, "H", la.H / 2),
+        lambda: setattr(la, "prior_precision", 7.0),
+        lambda: la.prior_precision.mul_(2),
+        lambda: setattr(la, "sigma_noise", 0.3),
+        lambda: setattr(la, "temperature", 2.0),
+    ):
+        change()
+        for _ in range(2):
+            assert torch.allclose(la._weight_variances(), 1 / la.posterior_precision)
+    before = la(x, pred_type="propagated")[1]
+    la.fit([torch.rand(5, 6)])
+    assert not torch.allclose(la(x, pred_type="propagated")[1], before)

@@ -42,7 +42,7 @@ def input_ggn(model: Module, loss: Module, x: Tensor, target: Tensor) -> Tensor:
     assert isinstance(rule, LossRule)
     call = Call(loss, (output, target), output)
     arrived: dict[int, Diag | Dense] = {id(output): seed(rule, call, EXACT)}
-    for _ in backwards(recorder, arrived, EXACT):
+    for _ in backwards(recorder, [(arrived, EXACT)]):
         pass
     quantity = arrived[id(x)]
     dense = quantity.to_dense() if isinstance(quantity, Diag) else quantity

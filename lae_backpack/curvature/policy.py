@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lae_backpack.curvature.quantities import features
+from lae_backpack.curvature.quantities import Dense, Diag, features
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,23 @@ class DensePolicy:
             True if the number of features is within the limit.
         """
         return self.max_dense_dim is None or features(x) <= self.max_dense_dim
+
+    @property
+    def draws_columns(self) -> bool:
+        """Whether random columns stand for M."""
+        return False
+
+    def columns(self, diag: Diag, n_samples: int) -> Dense:
+        """Columns for a diagonal M that will not stay diagonal.
+
+        Args:
+            diag: M.
+            n_samples: The samples of the batch.
+
+        Returns:
+            M in columns.
+        """
+        return diag.to_dense()
 
 
 # The limit of the mixed diagonal unless told otherwise: benchmarks keep it within twice

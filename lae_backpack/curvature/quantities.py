@@ -7,6 +7,7 @@ where every sample has the same M (a squared error, until the first non-linearit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -109,6 +110,24 @@ class Dense:
         """
         return (self.left * self.right).sum(0)
 
+    @property
+    def is_root(self) -> bool:
+        """Whether both sets are the same: ``M = sum_k v_k v_k^T``."""
+        return self.left is self.right
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Dense:
+        """Change both sets of columns in the same way.
+
+        Args:
+            change: What happens to a set.  # [K, N or 1, *shape] -> [K, N or 1, ...]
+
+        Returns:
+            The changed columns; of a root, changed once.
+        """
+        left = change(self.left)
+        right = left if self.is_root else change(self.right)
+        return Dense(left, right, self.fork)
+
     def split(self, pieces: int) -> Dense:
         """Announce that these columns now travel along several branches.
 
@@ -153,7 +172,9 @@ class Dense:
             other = other.to_dense()
         if self.fork is other.fork:
             self.fork.pieces -= 1
-            left, right = self.left + other.left, self.right + other.right
+            left = self.left + other.left
+            both_roots = self.is_root and other.is_root
+            right = left if both_roots else self.right + other.right
             return Dense(left, right, self.fork)
         if max(self.fork.pieces, other.fork.pieces) > 1:
             raise UnsupportedModelError(

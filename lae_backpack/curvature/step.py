@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import Dense, Diag
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
+from lae_backpack.curvature.samples import samples_in_pieces
 
 Key = TypeVar("Key")
 # What a pass wants to know of each module: a tensor for each trainable parameter.
@@ -30,6 +33,8 @@ def seed(rule: LossRule, call: Call, policy: DensePolicy) -> Diag | Dense:
         M at the model's output.
     """
     x, target = call.inputs[:2]
+    if isinstance(policy, Probe):
+        return rule.seed_random(call.module, x, target, policy)
     if policy.carries_dense(x):
         return rule.seed_dense(call.module, x, target)
     return Diag(rule.seed_diag(call.module, x, target))
@@ -57,6 +62,28 @@ def param_curvature(
             value = rule.param_dense(name, call, quantity, per_sample)
         curvature[name] = value
     return curvature
+
+
+def halved_curvature(
+    rule: DiagRule, call: Call, quantity: Diag | Dense
+) -> dict[str, Tensor]:
+    """As ``param_curvature``, summed over each half of the batch.
+
+    Args:
+        rule: The module's rule.
+        call: The use of the module.
+        quantity: M at its output.
+
+    Returns:
+        The curvature by parameter name; the half of one sample is zero.  # [2, *param]
+    """
+    parts = samples_in_pieces(call, quantity, -(-len(call.x) // 2))
+    halves = [param_curvature(rule, part, m, per_sample=False) for part, m in parts]
+    first, second = halves if len(halves) == 2 else (halves[0], {})
+    return {
+        name: torch.stack([value, second.get(name, torch.zeros_like(value))])
+        for name, value in first.items()
+    }
 
 
 def block_rows(rule: DiagRule, call: Call, quantity: Diag | Dense) -> dict[str, Tensor]:

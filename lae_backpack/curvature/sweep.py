@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -52,9 +52,25 @@ def diag_ggn(
     Returns:
         The curvature by parameter name.  # [N, *param] if per_sample else [*param]
     """
-    policy = DensePolicy(max_dense_dim)
     measure = partial(param_curvature, per_sample=per_sample)
-    return sweep(model, loss, x, target, policy, measure).curvature
+    journey = Journey(DensePolicy(max_dense_dim), measure)
+    return sweep(model, loss, x, target, [journey]).curvatures[0]
+
+
+Arrived = dict[int, Diag | Dense]  # M at each tensor, by the tensor's key
+
+
+@dataclass(frozen=True)
+class Journey:
+    """One way of going backwards.
+
+    Attributes:
+        policy: Where M is kept dense.
+        measure: What is wanted of each module: ``param_curvature``, ``block_rows``.
+    """
+
+    policy: DensePolicy
+    measure: Measure
 
 
 @dataclass(frozen=True)
@@ -64,12 +80,12 @@ class Sweep:
     Attributes:
         output: The model's output.
         loss: The loss.
-        curvature: The curvature by parameter name.
+        curvatures: Of each journey, the curvature by parameter name.
     """
 
     output: Tensor
     loss: Tensor
-    curvature: dict[str, Tensor]
+    curvatures: list[dict[str, Tensor]]
 
 
 @torch.no_grad()
@@ -78,24 +94,24 @@ def sweep(
     loss: Module,
     x: Tensor,
     target: Tensor,
-    policy: DensePolicy,
-    measure: Measure,
+    journeys: Sequence[Journey],
     gradient_scale: float | None = None,
 ) -> Sweep:
     """As ``diag_ggn``, for who needs the model's output or gradients, too.
+
+    All journeys share one forward pass.
 
     Args:
         model: The model.
         loss: The loss module.
         x: A batch.  # [N, *in]
         target: The target.
-        policy: Where M is kept dense.
-        measure: What is wanted of each module: ``param_curvature``, ``block_rows``.
+        journeys: What travels backwards, and what is wanted of it.
         gradient_scale: If given, the same forward pass also adds the gradients of this
             many losses to the parameters' ``grad``.
 
     Returns:
-        Output and curvature.
+        Output, loss and curvature.
     """
     require_loss(loss)
     keep_freed_memory()
@@ -114,15 +130,21 @@ def sweep(
         scale = torch.full_like(loss_call.output, gradient_scale)
         torch.autograd.backward(loss_call.output, scale)
 
-    results: dict[str, Tensor] = {}
-    arrived: dict[int, Diag | Dense] = {}
+    results: list[dict[str, Tensor]] = [{} for _ in journeys]
+    arrived: list[Arrived] = [{} for _ in journeys]
     if id(output) in recorder.trainable:
-        arrived[id(output)] = seed(loss_rule, loss_call, policy)
-    for record, quantity in backwards(recorder, arrived, policy):
+        for at, journey in zip(arrived, journeys, strict=True):
+            at[id(output)] = seed(loss_rule, loss_call, journey.policy)
+    travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
+    for record, quantities in backwards(recorder, travels):
         call = record.call
-        for name, value in measure(record.rule, call, quantity).items():
-            results[names[getattr(call.module, name)]] = value
-    in_order = {name: results[name] for name in names.values() if name in results}
+        for found, journey, quantity in zip(results, journeys, quantities, strict=True):
+            for name, value in journey.measure(record.rule, call, quantity).items():
+                found[names[getattr(call.module, name)]] = value
+    in_order = [
+        {name: found[name] for name in names.values() if name in found}
+        for found in results
+    ]
     return Sweep(output.detach(), loss_call.output.detach(), in_order)
 
 
@@ -143,30 +165,32 @@ def require_loss(loss: Module) -> None:
 
 
 def backwards(
-    recorder: Recorder, arrived: dict[int, Diag | Dense], policy: DensePolicy
-) -> Iterator[tuple[Record, Diag | Dense]]:
+    recorder: Recorder, travels: Sequence[tuple[Arrived, DensePolicy]]
+) -> Iterator[tuple[Record, list[Diag | Dense]]]:
     """Go through the recorded calls, the last one first, and pull M back.
 
     Args:
         recorder: Has listened to a forward pass; its records are used up.
-        arrived: M at the output; in the end, M at what entered the model if wanted.
-        policy: Where M is kept dense.
+        travels: Each with M at the output, and in the end M at what entered the model
+            if wanted; and where M is kept dense.
 
     Yields:
-        Each call that something arrives at, with M at its output.
+        Each call that something arrives at, with each M at its output.
     """
     while recorder.records:
         record = recorder.records.pop()
-        quantity = arrived.pop(record.output_key, None)
-        if quantity is None:
+        quantities = [at.pop(record.output_key, None) for at, _ in travels]
+        there = [quantity for quantity in quantities if quantity is not None]
+        if not there:
             continue
-        yield record, quantity
+        yield record, there
         wanted = [k in recorder.trainable for k in record.input_keys]
         inputs = list(compress(record.call.inputs, wanted))
-        pulled = record.rule.pull(record.call, quantity, policy, inputs)
-        keys = compress(record.input_keys, wanted)
-        for key, piece in zip(keys, pulled, strict=True):
-            add_to(arrived, key, piece)
+        keys = list(compress(record.input_keys, wanted))
+        for (at, policy), quantity in zip(travels, there, strict=True):
+            pulled = record.rule.pull(record.call, quantity, policy, inputs)
+            for key, piece in zip(keys, pulled, strict=True):
+                add_to(at, key, piece)
         recorder.forget(record)
 
 

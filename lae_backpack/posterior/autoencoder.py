@@ -12,7 +12,6 @@ from torch.nn import Module
 from tqdm import tqdm
 from typing_extensions import override
 
-from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import Pairs, checked_batches
 from lae_backpack.posterior.choices import require_one_of
@@ -21,9 +20,17 @@ from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.reconstruction import Reconstructions
 from lae_backpack.posterior.sampling import as_vector, evaluating
-from lae_backpack.posterior.structures import EngineDiagLaplace
+from lae_backpack.posterior.structures import (
+    CalibratedDiagLaplace,
+    EngineDiagLaplace,
+    MixedDiagLaplace,
+)
 
-LIMITS = {"approx_diag": 0, "mixed_diag": DEFAULT_MAX_DENSE_DIM}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "approx_diag": {"max_dense_dim": 0},
+    "mixed_diag": MixedDiagLaplace.backend_settings,
+    "calibrated_diag": CalibratedDiagLaplace.backend_settings,
+}
 
 
 class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
@@ -51,23 +58,25 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             model: An ``AutoEncoder``, or any module with ``encoder`` and ``decoder``.
             likelihood: ``"regression"`` for Gaussian pixels, ``"bernoulli"`` for pixels
                 in [0, 1] and a decoder that gives logits.
-            hessian_structure: ``"approx_diag"`` or ``"mixed_diag"``.
+            hessian_structure: ``"approx_diag"``, ``"mixed_diag"`` or
+                ``"calibrated_diag"``.
             sigma_noise: The standard deviation of Gaussian pixels; ``"residual"`` takes
                 the root mean squared error of reconstructions when fitting post hoc;
                 ``"learned"`` maximises the evidence post hoc, and follows the error of
                 sampled networks online.
-            backend_kwargs: ``{"max_dense_dim": ...}`` for the mixed diagonal.
+            backend_kwargs: Settings of the curvature, as for these structures.
             **kwargs: As for laplace-torch's ``DiagLaplace``.
         """
         require_encoder_and_decoder(model)
         require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
-        require_one_of("hessian_structure", hessian_structure, tuple(LIMITS))
+        require_one_of("hessian_structure", hessian_structure, tuple(SETTINGS))
+        _require_settings_of(hessian_structure, backend_kwargs or {})
         self.bernoulli = likelihood == "bernoulli"
         if isinstance(sigma_noise, str):
             require_one_of("sigma_noise", sigma_noise, ("residual", "learned"))
         self.noise_from_residuals = sigma_noise == "residual" and not self.bernoulli
         self.learns_noise = sigma_noise == "learned" and not self.bernoulli
-        given = {"max_dense_dim": LIMITS[hessian_structure]} | (backend_kwargs or {})
+        given = SETTINGS[hessian_structure] | (backend_kwargs or {})
         super().__init__(
             model,
             "classification" if self.bernoulli else "regression",
@@ -79,13 +88,12 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
     @classmethod
     @override
     def allowed_settings(cls) -> set[str]:
-        return {"max_dense_dim"}
+        return CalibratedDiagLaplace.allowed_settings()
 
     @property
     @override
     def backend(self) -> EngineCurvature:
         backend = super().backend
-        assert isinstance(backend, EngineCurvature)
         if self.bernoulli:
             backend.lossfunc = nn.BCEWithLogitsLoss(reduction="sum")
         return backend
@@ -104,18 +112,19 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             override: Start anew; otherwise add to what was fitted before.
             progress_bar: Show one.
         """
-        curvature = torch.zeros_like(self.H) if override else self.H.clone()
-        loss = torch.zeros_like(curvature[0]) if override else self.loss
+        looks = torch.zeros_like(self.looks) if override else self.looks.clone()
+        loss = torch.zeros_like(self.H[0]) if override else self.loss
         count = 0 if override else self.n_data
         with evaluating(self.model):
             batches = checked_batches(train_loader, self.model, self.bernoulli)
             for x in tqdm(batches, "fit", disable=not progress_bar):
-                loss_batch, diagonal = self.backend.diag(x, x)
-                curvature += diagonal
+                loss_batch, look = self.backend.look(x, x)
+                looks += look
                 loss = loss + loss_batch
                 count += len(x)
-        require_finite(torch.as_tensor(loss), curvature)
-        self.H, self.loss, self.n_data = curvature, loss, count
+        require_finite(torch.as_tensor(loss), looks)
+        self.take_looks(looks)
+        self.loss, self.n_data = loss, count
         self.n_outputs = self.backend.n_outputs
         self.mean = as_vector(self.params)
         if self.noise_from_residuals or self.learns_noise:
@@ -178,3 +187,18 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             else:
                 upper = middle
         self.sigma_noise = upper.sqrt()
+
+
+def _require_settings_of(structure: str, given: dict[str, Any]) -> None:
+    """Refuse settings that the structure has no use for.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    allowed = SETTINGS[structure].keys()
+    unknown = sorted(given.keys() - allowed)
+    if unknown:
+        raise ValueError(
+            f"hessian_structure={structure!r} got backend_kwargs {unknown}, allowed: "
+            f"{sorted(allowed)}. n_probes and shrink belong to 'calibrated_diag'."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from laplace.curvature.curvature import CurvatureInterface
@@ -14,12 +14,22 @@ from typing_extensions import override
 
 from lae_backpack.curvature.errors import SHARED_REMEDY, UnsupportedModelError
 from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import features
-from lae_backpack.curvature.step import Measure, block_rows, param_curvature
-from lae_backpack.curvature.sweep import Sweep, sweep
+from lae_backpack.curvature.step import block_rows, halved_curvature, param_curvature
+from lae_backpack.curvature.sweep import Journey, Sweep, sweep
 from lae_backpack.posterior.blocks import BlockDiag
+from lae_backpack.posterior.calibrating import calibrated
+from lae_backpack.posterior.choices import require_at_least
 from lae_backpack.posterior.layers import Layer
 from lae_backpack.posterior.sampling import without_hooks
+
+
+class Look(NamedTuple):
+    """What one batch shows of the curvature."""
+
+    loss: Tensor
+    curvature: dict[str, Tensor]  # [*param], or [4, *param] to be calibrated
 
 
 class EngineCurvature(CurvatureInterface):
@@ -40,8 +50,10 @@ class EngineCurvature(CurvatureInterface):
         dict_key_x: str = "input_ids",
         dict_key_y: str = "labels",
         max_dense_dim: int | None = 0,
+        n_probes: int = 0,
+        shrink: bool = True,
     ) -> None:
-        """Keep model, likelihood and limit.
+        """Keep model, likelihood and settings.
 
         Args:
             model: The model.
@@ -51,12 +63,22 @@ class EngineCurvature(CurvatureInterface):
             dict_key_x: Where a dict-like batch has its input.
             dict_key_y: Where a dict-like batch has its target.
             max_dense_dim: The limit of the mixed diagonal.
+            n_probes: Random probes per sample, for the calibrated diagonal.
+            shrink: Shrink what the probes say to the mixed diagonal's shape; otherwise
+                they speak for themselves.
         """
         super().__init__(
             model, likelihood, last_layer, subnetwork_indices, dict_key_x, dict_key_y
         )
         self.policy = DensePolicy(max_dense_dim)
+        require_at_least("n_probes", n_probes, 0)
+        self.n_probes, self.shrink = n_probes, shrink
         self.n_outputs = 0
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether curvature is estimated from looks, which are more than itself."""
+        return self.n_probes > 0 and self.shrink
 
     @override
     def jacobians(
@@ -73,14 +95,83 @@ class EngineCurvature(CurvatureInterface):
     def diag(
         self, x: Tensor, y: Tensor, N: int | None = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        swept = self._swept(x, y, partial(param_curvature, per_sample=False))
-        diagonals = [
-            swept.curvature[name].flatten()
+        loss, look = self.look(x, y)
+        return loss, self.estimate(look)
+
+    def look(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What is summed over data, and curvature estimated from.
+
+        Args:
+            x: A batch.  # [N, *in]
+            y: Its targets.
+
+        Returns:
+            Loss and look; the look is the curvature itself unless it is calibrated.
+            # [R, P] with R = 1 or 4
+        """
+        swept = self.sweep(self.model, x, y)
+        rows = 4 if self.calibrates else 1
+        parts = [
+            swept.curvature[name].reshape(rows, -1)
             if name in swept.curvature
-            else torch.zeros_like(param).flatten()  # the model does not use it
+            else param.new_zeros(rows, param.numel())  # the model does not use it
             for name, param in self.params_dict.items()
         ]
-        return self.factor * swept.loss, self.factor * torch.cat(diagonals)
+        return self.factor * swept.loss, self.factor * torch.cat(parts, 1).detach()
+
+    def estimate(self, looks: Tensor) -> Tensor:
+        """The curvature, from looks at it.
+
+        Args:
+            looks: Their sum.  # [R, P]
+
+        Returns:
+            The diagonal.  # [P]
+        """
+        if not self.calibrates:
+            return looks[0]
+        return calibrated(looks, [p.shape for p in self.params_dict.values()])
+
+    def sweep(
+        self,
+        model: Module,
+        x: Tensor,
+        y: Tensor,
+        gradient_scale: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Look:
+        """Look at the curvature of one batch.
+
+        Args:
+            model: The model, or a copy of it with other weights.
+            x: A batch.  # [N, *in]
+            y: Its targets.
+            gradient_scale: As for the engine's ``sweep``.
+            generator: Where probes come from.
+
+        Returns:
+            What was seen, by parameter.
+        """
+        whole = partial(param_curvature, per_sample=False)
+        probe = Probe(n_columns=max(1, self.n_probes), generator=generator)
+        if self.calibrates:
+            journeys = [
+                Journey(policy, halved_curvature) for policy in (self.policy, probe)
+            ]
+        else:
+            journeys = [Journey(probe if self.n_probes else self.policy, whole)]
+        swept = self._swept(model, x, y, journeys, gradient_scale)
+        if not self.calibrates:
+            return Look(swept.loss, swept.curvatures[0])
+        shapes, probes = swept.curvatures
+        # Which half is the larger one must not be the same each time.
+        turn = torch.rand((), device=x.device, generator=generator) < 0.5
+        order = [1, 0] if turn else [0, 1]
+        both = {
+            name: torch.cat([shapes[name][order], probes[name][order]])
+            for name in shapes
+        }
+        return Look(swept.loss, both)
 
     def blocks(
         self, x: Tensor, y: Tensor, layers: Sequence[Layer]
@@ -98,8 +189,9 @@ class EngineCurvature(CurvatureInterface):
         Raises:
             UnsupportedModelError: If parameters do not belong to one layer each.
         """
-        swept = self._swept(x, y, block_rows)
-        rows, blocks = swept.curvature, BlockDiag.zeros([i.size for i in layers], x)
+        journey = Journey(self.policy, block_rows)
+        swept = self._swept(self.model, x, y, [journey])
+        rows, blocks = swept.curvatures[0], BlockDiag.zeros([i.size for i in layers], x)
         for i, layer in enumerate(layers):
             own = [rows.pop(name) for name in layer.sizes if name in rows]
             if not own:
@@ -112,9 +204,16 @@ class EngineCurvature(CurvatureInterface):
             raise UnsupportedModelError(_not_one_layer(next(iter(rows))))
         return self.factor * swept.loss, blocks
 
-    def _swept(self, x: Tensor, y: Tensor, measure: Measure) -> Sweep:
+    def _swept(
+        self,
+        model: Module,
+        x: Tensor,
+        y: Tensor,
+        journeys: Sequence[Journey],
+        gradient_scale: float | None = None,
+    ) -> Sweep:
         assert isinstance(self.lossfunc, Module)
-        swept = sweep(self.model, self.lossfunc, x, y, self.policy, measure)
+        swept = sweep(model, self.lossfunc, x, y, journeys, gradient_scale)
         self.n_outputs = features(swept.output)
         return swept
 

@@ -84,6 +84,13 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
             **kwargs,
         )
 
+    @property
+    @override
+    def backend(self) -> EngineCurvature:
+        backend = super().backend
+        assert isinstance(backend, EngineCurvature)
+        return backend
+
     @classmethod
     def allowed_settings(cls) -> set[str]:
         """What ``backend_kwargs`` may hold.
@@ -114,7 +121,6 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
             self.H, self.n_outputs = precision, n_outputs
             raise
         # The host counts the last dimension only, which is the width of an image.
-        assert isinstance(self.backend, EngineCurvature)
         self.n_outputs = self.backend.n_outputs
         setattr(self.model, "output_size", self.n_outputs)  # noqa: B010
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from laplace.baselaplace import DiagLaplace
 from torch import Tensor
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
@@ -25,6 +26,38 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
 
     _key: ClassVar[tuple[str, str]] = ("all", "engine_diag")
     pred_types = PRED_TYPES
+    _looks: Tensor | None = None
+    _known: tuple[list[tuple[Tensor, int]], float, Tensor] | None = None
+
+    @property
+    def looks(self) -> Tensor:
+        """What H is estimated from, summed over the data.  # [R, P]."""
+        if not self.backend.calibrates:
+            return self.H[None]
+        if self._looks is None:
+            return self.H.new_zeros(4, self.n_params)
+        return self._looks
+
+    def take_looks(self, looks: Tensor) -> None:
+        """Estimate H.
+
+        Args:
+            looks: What it is estimated from.  # [R, P]
+        """
+        self.H = self.backend.estimate(looks)
+        self._looks = looks if self.backend.calibrates else None
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state if self._looks is None else state | {"looks": self._looks}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        looks = state.pop("looks", None)
+        super().load_state_dict(state)
+        self._looks = looks
 
     @override
     def sampler(self) -> WeightSampler:
@@ -53,8 +86,7 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             The output at the mean weights, and its variance.  # [N, *out] each
         """
         self._require_fit()
-        variance = torch.addcmul(self.prior_precision_diag, self.H, self._H_factor)
-        vectors = self.mean, variance.detach().reciprocal_()
+        vectors = self.mean, self._weight_variances()
         means, variances = weights_by_name(self.model, vectors, part)
         policy = propagated.forward_policy(self._backend_kwargs)
         model = self.model.get_submodule(part)
@@ -67,6 +99,23 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             ]
         mean, variance = zip(*moments, strict=True)
         return torch.cat(mean), torch.cat(variance)
+
+    def _weight_variances(self) -> Tensor:
+        """The posterior's variances, kept until it changes: one pass is short."""
+        held = self.H, self.prior_precision, torch.as_tensor(self.sigma_noise)
+        state = [(tensor, tensor._version) for tensor in held]
+        if self._known is not None:
+            before, temperature, variances = self._known
+            same = all(
+                now is then and version == old
+                for (now, version), (then, old) in zip(state, before, strict=True)
+            )
+            if same and temperature == self.temperature:
+                return variances
+        precision = torch.addcmul(self.prior_precision_diag, self.H, self._H_factor)
+        variances = precision.detach().reciprocal_()
+        self._known = state, self.temperature, variances
+        return variances
 
     @override
     def __call__(
@@ -123,3 +172,48 @@ class MixedDiagLaplace(EngineDiagLaplace):
     @override
     def allowed_settings(cls) -> set[str]:
         return {"max_dense_dim"}
+
+
+class CalibratedDiagLaplace(EngineDiagLaplace):
+    """``Laplace(..., subset_of_weights="all", hessian_structure="calibrated_diag")``.
+
+    The approximate diagonal's shape with the scale of random probes: unbiased sums, at
+    a cost linear in the outputs. ``backend_kwargs`` sets ``n_probes`` per sample, where
+    matrices travel in the shape (``max_dense_dim``), and with ``shrink=False`` gives
+    the probes themselves: every entry is unbiased, which is best for much data.
+    """
+
+    _key = ("all", "calibrated_diag")
+    backend_settings = {"max_dense_dim": 0, "n_probes": 1, "shrink": True}
+
+    @classmethod
+    @override
+    def allowed_settings(cls) -> set[str]:
+        return set(cls.backend_settings)
+
+    @override
+    def fit(
+        self,
+        train_loader: DataLoader,
+        override: bool = True,
+        progress_bar: bool = False,
+    ) -> None:
+        before = self._looks
+        summed = self.looks.clone()
+        self._looks = summed.zero_() if override else summed
+        try:
+            super().fit(train_loader, override, progress_bar)
+        except BaseException:
+            self._looks = before
+            raise
+        if self.backend.calibrates:
+            self.take_looks(self._looks)
+
+    @override
+    def _curv_closure(self, X: Any, y: Tensor, N: int) -> tuple[Tensor, Tensor]:
+        loss, look = self.backend.look(X, y)
+        if not self.backend.calibrates:
+            return loss, look[0]
+        assert self._looks is not None
+        self._looks += look
+        return loss, torch.zeros_like(self.H)  # H follows when all data are seen

@@ -112,15 +112,12 @@ class DiagRule(PushRule):
             return []
         keep_dense = policy.carries_dense(call.x)
         if isinstance(quantity, Diag):
-            if keep_dense and not self.keeps_diagonal(call.module):
+            if not keep_dense or self.keeps_diagonal(call.module):
+                return [Diag(self.pull_diag(call, quantity.values))]
+            if not policy.draws_columns:
                 return [self.diag_to_dense(call, quantity.values)]
-            return [Diag(self.pull_diag(call, quantity.values))]
-        left, right = quantity.left, quantity.right
-        pulled = Dense(
-            self.pull_columns(call, left),
-            self.pull_columns(call, right),
-            quantity.fork,
-        )
+            quantity = policy.columns(quantity, len(call.x))
+        pulled = quantity.each(lambda columns: self.pull_columns(call, columns))
         if keep_dense:
             return [pulled.compressed()]
         pulled.leave_fork()
@@ -212,14 +209,14 @@ class DiagRule(PushRule):
         total = param.new_zeros(batch if per_sample else 1, *param.shape)
         size = batch * max(param.numel(), features(call.x), features(call.output))
         pairs = zip(chunks(dense.left, size), chunks(dense.right, size), strict=True)
-        for pair in pairs:
-            left, right = (
-                self.pull_columns_to_param(
+        for left, right in pairs:
+            piece = Dense(left, left if dense.is_root else right)
+            pulled = piece.each(
+                lambda columns: self.pull_columns_to_param(
                     name, call, columns.expand(-1, batch, *columns.shape[2:])
                 )
-                for columns in pair
             )
-            total += (left * right).sum(0).sum_to_size(total.shape)
+            total += pulled.diag().sum_to_size(total.shape)
         return total if per_sample else total[0]
 
     def pull_columns_to_param(self, name: str, call: Call, columns: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class SumRule(DiagRule):
         inputs: Sequence[Tensor],
     ) -> list[Diag | Dense]:
         if policy.carries_dense(call.output) and isinstance(quantity, Diag):
-            quantity = quantity.to_dense()
+            quantity = policy.columns(quantity, len(call.output))
         if isinstance(quantity, Dense):
             pieces = quantity.compressed().split(len(inputs))
             return [pieces] * len(inputs)

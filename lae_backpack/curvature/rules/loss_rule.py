@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lae_backpack.curvature.call import Layer
+from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import Dense, Diag
 
 
@@ -53,5 +54,21 @@ class LossRule:
 
         Returns:
             M at the model's output; by default it is diagonal.
+        """
+        return Diag(self.seed_diag(module, x, target))
+
+    def seed_random(
+        self, module: Layer, x: Tensor, target: Tensor, probe: Probe
+    ) -> Diag | Dense:
+        """Something with the loss Hessian as its expectation.
+
+        Args:
+            module: The loss.
+            x: The model's output.  # [N, *out]
+            target: The target.
+            probe: Draws random signs.
+
+        Returns:
+            By default the diagonal Hessian itself, which needs no chance.
         """
         return Diag(self.seed_diag(module, x, target))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lae_backpack.curvature.call import Layer
+from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import Dense
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.loss_rule import LossRule
@@ -87,6 +88,17 @@ class CrossEntropyRule(ReducedLossRule):
         spread[:, :, index, :, index] = hessian.transpose(0, 1)
         size = classes * positions
         return Dense.from_matrix(spread.reshape(len(x), size, size), x)
+
+    @override
+    def seed_random(
+        self, module: Layer, x: Tensor, target: Tensor, probe: Probe
+    ) -> Dense:
+        # (diag(sqrt p) - p sqrt(p)^T) is a root of diag(p) - p p^T, as p sums to 1.
+        p = x.softmax(1)
+        weight = self._target_weight(module, x, target).unsqueeze(1)
+        signed = p.sqrt() * probe.signs(p, len(p))  # [K, N, C, ...]
+        columns = weight.sqrt() * (signed - p * signed.sum(2, keepdim=True))
+        return probe.root(columns)
 
     def _target_weight(self, module: Layer, x: Tensor, target: Tensor) -> Tensor:
         # How much each position's target weighs in the loss: [N, ...]

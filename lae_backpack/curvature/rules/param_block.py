@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
 from lae_backpack.curvature.rules.by_autograd import CHUNK
+from lae_backpack.curvature.samples import samples_in_pieces
 
 if TYPE_CHECKING:
     from lae_backpack.curvature.rules.base import DiagRule
@@ -44,7 +45,7 @@ def by_columns(
         pieces = [rule.pull_columns_to_param(name, part, columns) for name in names]
         return torch.cat([piece.flatten(2) for piece in pieces], 2)  # [K, N, B]
 
-    for part, m in _samples(call, quantity, at_once // numbers):
+    for part, m in samples_in_pieces(call, quantity, at_once // numbers):
         step = max(1, at_once // (len(part.x) * numbers))
         if isinstance(m, Diag):
             # M = sum_k d_k e_k e_k^T: one set of columns is enough.
@@ -83,7 +84,7 @@ def by_kronecker(names: Sequence[str], call: Call, quantity: Diag | Dense) -> Te
     total = ones.new_zeros(n_out * sum(widths), n_out * sum(widths))
     met = [call.x if name == "weight" else ones for name in names]
     extended = replace(call, inputs=tuple(met))
-    for part, m in _samples(extended, quantity, max(1, CHUNK // len(total))):
+    for part, m in samples_in_pieces(extended, quantity, max(1, CHUNK // len(total))):
         matrix = m.values if isinstance(m, Diag) else m.matrix()
         for o in range(n_out):
             for (start, width), left in zip(places, part.inputs, strict=True):
@@ -97,26 +98,3 @@ def by_kronecker(names: Sequence[str], call: Call, quantity: Diag | Dense) -> Te
                         row = matrix[:, o, :, None] * right[:, None]  # [N, out, in]
                         columns += left.T @ row.flatten(1)
     return total
-
-
-def _samples(
-    call: Call, quantity: Diag | Dense, at_most: int
-) -> Iterator[tuple[Call, Diag | Dense]]:
-    """Go through the samples of a batch in pieces that keep memory flat."""
-    for start in range(0, len(call.x), at_most):
-        piece = slice(start, start + at_most)
-
-        def cut(tensor: Tensor, dim: int, piece: slice = piece) -> Tensor:
-            if tensor.shape[dim] == 1:
-                return tensor  # shared by all samples
-            return tensor[piece] if dim == 0 else tensor[:, piece]
-
-        part = replace(
-            call,
-            inputs=tuple(x[piece] for x in call.inputs),
-            output=call.output[piece],
-        )
-        if isinstance(quantity, Diag):
-            yield part, Diag(cut(quantity.values, 0))
-        else:
-            yield part, Dense(cut(quantity.left, 1), cut(quantity.right, 1))

@@ -33,6 +33,7 @@ def posterior_state(la: LaplaceAE) -> State:
     return {
         "model": dict(la.model.state_dict()),
         "precision": la.H,
+        "looks": la.looks if la.backend.calibrates else None,
         "sigma_noise": la.sigma_noise,
         "loss": float(la.loss),
     }
@@ -46,7 +47,10 @@ def restore_posterior(la: LaplaceAE, state: State) -> None:
         state: What ``posterior_state`` gave.
     """
     la.model.load_state_dict(state["model"])
-    la.H = state["precision"].to(la.H)
+    precision = state["precision"].to(la.H)
+    if la.backend.calibrates:
+        la.take_looks(state["looks"].to(la.H))
+    la.H = precision
     la.sigma_noise = state["sigma_noise"].to(la.H)
     la.loss = state["loss"]
 
@@ -95,6 +99,8 @@ def _state(run: OnlineRun) -> State:
         "posterior": {
             "likelihood": str(la.likelihood),
             "max_dense_dim": la.backend.policy.max_dense_dim,
+            "n_probes": la.backend.n_probes,
+            "shrink": la.backend.shrink,
             "learns_noise": la.learns_noise,
             "dtype": str(la.H.dtype),
             "temperature": float(la.temperature),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from lae_backpack.curvature.quantities import features
-from lae_backpack.curvature.step import param_curvature
-from lae_backpack.curvature.sweep import sweep
 from lae_backpack.posterior.online.finite import (
     first_layer_not_finite,
     first_not_finite,
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
 Curvature = dict[str, Tensor]
-DIAGONALS = partial(param_curvature, per_sample=False)
 
 
 class EMStep:
@@ -53,12 +48,13 @@ class EMStep:
             seed: Where the weights' noise comes from.
         """
         self._la, self._optimizer, self._settings = la, optimizer, settings
-        self._n_data, self._warmup_steps = n_data, warmup_steps
+        self._n_data, self._warmup_steps, self._seed = n_data, warmup_steps, seed
         self._copy = NoisyCopy(la, seed, settings.antithetic)
         named = self._copy.model.named_parameters()
         self._names = [name for name, param in named if param.requires_grad]
-        # H alternates between two buffers; an H that users may hold is neither.
-        la.H, self._spare = la.H.clone(), torch.empty_like(la.H)
+        # Looks alternate between two buffers; an H that users may hold is in neither.
+        self._looks, self._spare = la.looks.clone(), torch.empty_like(la.looks)
+        self._generator = torch.Generator(la.H.device)
 
     def __call__(self, x: Tensor, number: int) -> float:
         """Do one step.
@@ -76,16 +72,17 @@ class EMStep:
         loss, looks = self._gradients(x, number, shares_pass)
         if refreshes and not shares_pass:
             self._copy.be_mean()
-            looks = [self._sweep(x, None)[1]]
-        precision = self._next_precision(looks, x, number) if refreshes else None
+            looks = [self._look(x, None, number)[1]]
+        summed = self._next_looks(looks, x, number) if refreshes else None
 
         self._require_finite_gradients(number)
         self._optimizer.zero_grad(set_to_none=True)  # also of what it holds besides
         for param, noisy in zip(self._la.params, self._copy.params, strict=True):
             param.grad = noisy.grad
         self._optimizer.step()
-        if precision is not None:
-            self._la.H, self._spare = precision, self._la.H
+        if summed is not None:
+            self._looks, self._spare = summed, self._looks
+            self._la.take_looks(summed)
         if self._la.learns_noise:
             self._follow_noise(loss / features(x), number)
         return loss
@@ -114,7 +111,7 @@ class EMStep:
             else:
                 copy.be_mean()
             if shares_pass:
-                loss, look = self._sweep(x, scale)
+                loss, look = self._look(x, scale, number * n_samples + i)
                 looks.append(look)
             else:
                 loss = lossfunc(copy.model(x), x)
@@ -125,15 +122,16 @@ class EMStep:
                 raise FloatingPointError(stop_message("loss", layer, number))
         return total, looks
 
-    def _sweep(self, x: Tensor, scale: float | None) -> tuple[Tensor, Curvature]:
-        backend = self._la.backend
-        assert isinstance(backend.lossfunc, Module)
-        model, policy = self._copy.model, backend.policy
-        swept = sweep(model, backend.lossfunc, x, x, policy, DIAGONALS, scale)
-        return swept.loss, swept.curvature
+    def _look(
+        self, x: Tensor, scale: float | None, number: int
+    ) -> tuple[Tensor, Curvature]:
+        # As the weights' noise, a function of the seed and a number alone.
+        self._generator.manual_seed(self._seed + number)
+        model = self._copy.model
+        return self._la.backend.sweep(model, x, x, scale, self._generator)
 
-    def _next_precision(self, looks: list[Curvature], x: Tensor, number: int) -> Tensor:
-        """Compute the next H.
+    def _next_looks(self, looks: list[Curvature], x: Tensor, number: int) -> Tensor:
+        """Compute what the next H is estimated from.
 
         Returns:
             The spare buffer with it.
@@ -142,13 +140,13 @@ class EMStep:
             FloatingPointError: If it is not finite.
         """
         share = len(x) / self._n_data / self._la.backend.factor * len(looks)
-        parts = self._spare.split([param.numel() for param in self._la.params])
-        torch.mul(self._la.H, self._settings.decay, out=self._spare)
+        parts = self._spare.split([param.numel() for param in self._la.params], 1)
+        torch.mul(self._looks, self._settings.decay, out=self._spare)
         for look in looks:
             for name, part in zip(self._names, parts, strict=True):
                 if name in look:  # the model may not use a parameter at all
                     weight = self._settings.gain / share
-                    part.add_(look[name].flatten(), alpha=weight)
+                    part.add_(look[name].reshape(part.shape), alpha=weight)
         if first_not_finite([("", self._spare)]) is not None:
             # What travels backwards goes wrong in the last layer first.
             named = zip(reversed(self._names), reversed(parts), strict=True)

@@ -117,7 +117,9 @@ class OnlineTraining:
             if self.noise_from_residuals:
                 self.sigma_noise = 1.0
             if settings.initial_precision is not None:
-                self.H = torch.full_like(self.H, settings.initial_precision)
+                halves = 2 if self.backend.calibrates else 1
+                each = settings.initial_precision / halves
+                self.take_looks(torch.full_like(self.looks, each))
             if resume and run.checkpoint is not None and run.checkpoint.exists():
                 resume_run(run, run.checkpoint)
             return run.run()
