@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import textwrap
 from pathlib import Path
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
@@ -134,7 +135,8 @@ def table() -> str:
             " *Off by*: the factor of the median weight against the exact diagonal, "
             "the range over autoencoders of MNIST."
         )
-    return "\n".join(lines) + f"\n\n{words}\n"
+    filled = textwrap.fill(words, 88, break_on_hyphens=False)
+    return "\n".join(lines) + f"\n\n{filled}\n"
 
 
 def with_table(readme: str) -> str:

@@ -143,8 +143,8 @@ def test_table_takes_errors_when_they_are_measured(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     lines = script.table().splitlines()
     assert lines[0].endswith("| off by, before training | off by, after training |")
-    assert lines[-3].endswith("| 1.2 x | 7.4 x |")  # exp(0.2), exp(2)
-    assert lines[3].endswith("| 1.1 x | 2.0 x |")
+    assert lines[3].endswith("| 1.1 x | 2.0 x |")  # exp(0.1), exp(0.7)
+    assert lines[4].endswith("| 1.2 x | 7.4 x |")
 
 
 def test_drawing_is_made(tmp_path: Path):
