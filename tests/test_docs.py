@@ -17,12 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lae_backpack
 from lae_backpack import AutoEncoder
+from tests.site import SITE, needs_site
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-
-
-SITE = ROOT / "docs" / "_build" / "html"
 
 
 def python_blocks(text: str) -> list[str]:
@@ -167,7 +165,7 @@ def test_broken_links_are_found(tmp_path: Path):
     ]
 
 
-@pytest.mark.skipif(not SITE.exists(), reason="make docs has not been run")
+@needs_site
 def test_site_has_no_broken_links():
     assert script_of_docs("check_links").broken_links(SITE) == []
 

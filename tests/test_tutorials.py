@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.site import SITE, needs_site
+
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
-SITE = ROOT / "docs" / "_build" / "html"
 LIMIT = 60  # seconds, on one thread
 
 
@@ -66,7 +67,7 @@ def test_tutorial_runs_in_time(tutorial: Path, seconds: dict[str, float]):
     assert seconds[str(tutorial)] < LIMIT
 
 
-@pytest.mark.skipif(not SITE.exists(), reason="make docs has not been run")
+@needs_site
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda t: t.stem)
 def test_tutorial_is_in_the_built_gallery(tutorial: Path):
     gallery = (SITE / "tutorials" / "index.html").read_text()
