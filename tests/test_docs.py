@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from laplace import Laplace
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -78,6 +79,7 @@ def test_code_of_pages_runs(page: Path):
         nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (1, 8, 8))),
     )
     namespace: dict[str, object] = {
+        "Laplace": Laplace,
         "x": x,
         "target": x,
         "model": model,
