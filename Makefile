@@ -29,13 +29,16 @@ lint: install
 	$(BIN)/pyright
 
 docs: install
-	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: install
 	$(BIN)/python examples/benchmarks/engine.py
 	$(BIN)/python examples/benchmarks/posterior.py
 
-# Writes the list of supported layers into README.md.
+# Writes measured numbers and the list of supported layers into README.md, and draws.
 readme: install
+	$(BIN)/python docs/drawing.py
+	$(BIN)/python docs/readme_table.py --write
 	$(BIN)/python docs/supported_layers.py --write

@@ -1,17 +1,39 @@
-"""README, benchmarks and demo run, and say what is true."""
+"""README, pages, benchmarks and demo run, and say what is true."""
 
+import importlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from laplace import Laplace
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lae_backpack
+from lae_backpack import AutoEncoder
+from tests.site import SITE, needs_site
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def script_of_docs(name: str) -> ModuleType:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
 
 
 def run(script: str, *args: str) -> str:
@@ -26,7 +48,7 @@ def test_readme_code_runs(capsys):
 
     before = dict(registry._RULES)
     torch.set_default_dtype(torch.float32)
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    blocks = python_blocks(README)
     assert len(blocks) == 5
     namespace: dict[str, object] = {"__name__": "readme"}
     try:
@@ -40,7 +62,58 @@ def test_readme_code_runs(capsys):
     printed = capsys.readouterr().out
     assert "torch.Size([8, 3, 3, 3])" in printed
     assert "'2.weight': (3, 8, 1, 1)" in printed
-    assert printed.count("torch.Size([4, 3, 126, 126])") == 2
+    assert namespace["mean"].shape == (32, 1, 8, 8)
+
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_pages_runs(page: Path):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    x = torch.rand(4, 1, 8, 8)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 1))
+    autoencoder = AutoEncoder(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 2)),
+        nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (1, 8, 8))),
+    )
+    namespace: dict[str, object] = {
+        "Laplace": Laplace,
+        "x": x,
+        "target": x,
+        "model": model,
+        "autoencoder": autoencoder,
+        "loader": DataLoader(TensorDataset(x, x), batch_size=2),
+        "images": DataLoader(TensorDataset(x), batch_size=2),
+    }
+    for block in python_blocks(page.read_text()):
+        exec(compile(block, page.name, "exec"), namespace)
+    if page.stem == "index":
+        assert namespace["variance"].shape == x.shape
+        assert namespace["code_variance"].shape == (4, 2)
+    if page.stem == "gotchas":
+        assert "Pass subset_of_weights='all'" in str(namespace["said"])
+        approx, exact = namespace["approx"], namespace["exact"]
+        assert not torch.allclose(approx["0.weight"], exact["0.weight"], rtol=0.05)
+        torch.testing.assert_close(approx["2.weight"], exact["2.weight"])
+
+
+def test_every_public_name_is_in_the_api_page():
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [
+        name
+        for name in lae_backpack.__all__
+        if not re.search(rf"^\.\. auto\w+:: {name}$", page, flags=re.MULTILINE)
+    ]
+    assert not missing
+
+
+def test_every_page_is_in_the_table_of_contents():
+    home = (ROOT / "docs" / "index.md").read_text()
+    entries = home.split("{toctree}")[1].split("```")[0].split()
+    assert {page.stem for page in PAGES} - {"index"} <= set(entries)
+    assert "tutorials/index" in entries
 
 
 def test_readme_shows_working_code_by_line_20():
@@ -49,12 +122,61 @@ def test_readme_shows_working_code_by_line_20():
 
 
 def test_readme_lists_what_the_registry_has():
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import supported_layers
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
-    assert README == supported_layers.with_table(README), "run: make readme"
+    made = script_of_docs("supported_layers").with_table(README)
+    assert made == README, "run: make readme"
+
+
+def test_readme_has_the_measured_numbers():
+    made = script_of_docs("readme_table").with_table(README)
+    assert made == README, "run: make readme"
+
+
+def test_table_takes_errors_when_they_are_measured(tmp_path: Path, monkeypatch):
+    script = script_of_docs("readme_table")
+    shutil.copy(ROOT / "examples/benchmarks/results/engine.json", tmp_path)
+    rows = [
+        {"structure": s, "epoch": epoch, "images": 8, "median_log": log}
+        for s, logs in (("approx", (0.2, 2.0)), ("mixed 128", (0.1, 0.7)))
+        for epoch, log in zip((0, 20), logs, strict=True)
+    ]
+    (tmp_path / "error.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    lines = script.table().splitlines()
+    assert lines[0].endswith("| off by, before training | off by, after training |")
+    assert lines[3].endswith("| 1.1 x | 2.0 x |")  # exp(0.1), exp(0.7)
+    assert lines[4].endswith("| 1.2 x | 7.4 x |")
+
+
+def test_drawing_is_made(tmp_path: Path):
+    run("docs/drawing.py", "--out", str(tmp_path / "drawing.svg"))
+    assert (tmp_path / "drawing.svg").read_text().count("<image") == 18
+
+
+def test_broken_links_are_found(tmp_path: Path):
+    broken_links = script_of_docs("check_links").broken_links
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top"></h1><a href="b.html#there">1</a><a href="#top">2</a>'
+        '<a href="https://elsewhere.org/x">3</a><img src="gone.png">'
+        '<a href="b.html#gone">4</a><a href="c.html">5</a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="there"></p>')
+    assert broken_links(tmp_path) == [
+        "a.html: gone.png (no such file)",
+        "a.html: b.html#gone (no such anchor)",
+        "a.html: c.html (no such file)",
+    ]
+
+
+@needs_site
+def test_site_has_no_broken_links():
+    assert script_of_docs("check_links").broken_links(SITE) == []
+
+
+def test_readme_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)", README)
+    inside = [link for link in links if not link.startswith("https://")]
+    assert len(inside) > 5
+    assert [link for link in inside if not (ROOT / link).exists()] == []
 
 
 def test_engine_benchmark_runs(tmp_path: Path):
@@ -102,7 +224,8 @@ def test_commits_name_no_machine(word: str):
     tracked = subprocess.run(
         ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT
     ).stdout.split()
-    texts = [ROOT / f for f in tracked if not f.endswith(".png")]
+    names_of_xml = (".svg",) if word == "http://" else ()
+    texts = [ROOT / f for f in tracked if not f.endswith((".png", *names_of_xml))]
     mine = Path(__file__)
     named = [t.name for t in texts if t != mine and word in t.read_text()]
     assert not named

@@ -1,23 +1,23 @@
-"""From a plain trained decoder to codes with full covariances.
+"""7. From a plain trained decoder to codes with full covariances
+==============================================================
 
 A plain autoencoder gives each image one code and does not say how sure it is. Its
 decoder g knows: pixels with noise sigma leave a posterior over the code whose curvature
 is ``W^T W / sigma^2 + I``, with W the Jacobian of g at the code.
-
-python examples/tutorials/latent_codes.py
 """
 
-from __future__ import annotations
+# %%
+# A plain autoencoder
+# -------------------
+# Of 8x8 digits, trained as ever: nothing of this is about codes.
 
+import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from lae_backpack.latent import LatentLaplace
-
-# ----------------------------------------------------------------------------------
-# A plain autoencoder of 8x8 digits, trained as ever: nothing of this is about codes.
 
 torch.manual_seed(0)
 pixels, _ = load_digits(return_X_y=True)
@@ -32,8 +32,10 @@ for _ in range(600):
     (decoder(encoder(train)) - train).square().mean().backward()
     optimizer.step()
 
-# ----------------------------------------------------------------------------------
-# Ten lines. The noise is what reconstructions leave over; the encoder's codes are where
+# %%
+# Ten lines
+# ---------
+# The noise is what reconstructions leave over; the encoder's codes are where
 # the search for each posterior's mode starts.
 
 with torch.no_grad():
@@ -47,7 +49,23 @@ with torch.no_grad():
     draws = decoder(q.sample(torch.Size([100])))  # [100, 297, 64]
     pixel_spread = draws.std(0)  # [297, 64], what the code leaves open
 
-# ----------------------------------------------------------------------------------
+# %%
+# Each code has an ellipse of its own. Here are the first two of its four dimensions, at
+# two standard deviations:
+
+figure, ax = plt.subplots(figsize=(5, 4), layout="constrained")
+angle = torch.linspace(0, 2 * torch.pi, 60)
+circle = torch.stack((angle.cos(), angle.sin()))  # [2, 60]
+for mean, part in zip(codes[:60, :2], covariance[:60, :2, :2], strict=True):
+    ellipse = mean[:, None] + 2 * torch.linalg.cholesky(part) @ circle
+    ax.plot(*ellipse, color="#0072b2", lw=0.8)
+    ax.plot(*mean, ".", color="#d55e00", ms=3)
+ax.set(xlabel="first code", ylabel="second code")
+plt.show()
+
+# %%
+# What it gives
+# -------------
 # The mode explains each image at least as well as the encoder's code did ...
 
 with torch.no_grad():
@@ -55,6 +73,7 @@ with torch.no_grad():
 print(f"log p(x, z) rises by {(after - before).mean():.1f} nats on average")
 assert (after >= before).all()
 
+# %%
 # ... and the correlations matter: a Gaussian with the same mode that leaves them out
 # bounds log p(x) less tightly. (The best one without them has the variances
 # 1 / precision: that is what a VAE's encoder would have to learn.)
