@@ -42,7 +42,9 @@ def test_latent_map_shows_each_class_where_it_is(ax):
         np.testing.assert_allclose(marks.get_offsets(), codes[labels == label])
     (image,) = ax.images
     np.testing.assert_allclose(image.get_array(), uncertainty)
-    assert image.get_extent() == [-3, 3, -2, 2] and image.origin == "lower"
+    # Five points from -3 to 3 are 1.5 apart, four from -2 to 2 are 4 / 3.
+    edges = [-3.75, 3.75, -2 - 2 / 3, 2 + 2 / 3]
+    assert image.get_extent() == pytest.approx(edges) and image.origin == "lower"
     assert isinstance(image.norm, LogNorm)
     assert ax.get_xlim() == (-3, 3) and ax.get_ylim() == (-2, 2)
     assert image.colorbar.ax.get_ylabel() == "standard deviation"

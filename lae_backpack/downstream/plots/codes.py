@@ -28,7 +28,8 @@ def latent_map(
         codes: The codes.  # [N, 2]
         labels: Classes, written at the codes; dots without.  # [N]
         uncertainty: A grid of values, first row at the bottom.  # [H, W]
-        extent: Left, right, bottom and top of that grid; by default those of the codes.
+        extent: Left, right, bottom and top of the grid's outermost points; by default
+            those of the codes.
         log: Whether brightness follows the uncertainty's logarithm.
         uncertainty_name: What is written at the colour bar.
         ax: Where to draw; by default pyplot's present axes.
@@ -53,7 +54,7 @@ def latent_map(
 
         drawn = ax.imshow(
             uncertainty.detach().cpu().numpy(),
-            extent=extent,
+            extent=_edges(extent, uncertainty),
             origin="lower",
             aspect="auto",
             cmap=MAP,
@@ -70,6 +71,17 @@ def latent_map(
     ax.set(xlim=extent[:2], ylim=extent[2:])
     ax.set(xlabel="first dimension of the code", ylabel="second dimension of the code")
     return ax
+
+
+def _edges(
+    extent: tuple[float, float, float, float], grid: Tensor
+) -> tuple[float, float, float, float]:
+    """Edges of cells around a grid's points, which are in their middle."""
+    left, right, bottom, top = extent
+    rows, columns = grid.shape
+    across = (right - left) / max(1, columns - 1) / 2
+    up = (top - bottom) / max(1, rows - 1) / 2
+    return left - across, right + across, bottom - up, top + up
 
 
 def _mark(ax: Axes, at: Tensor, marker: str, size: float, label: str | None) -> None:
