@@ -34,7 +34,7 @@ def texts(ax) -> list[str]:
 def test_latent_map_shows_each_class_where_it_is(ax):
     codes = torch.randn(30, 2)
     labels = torch.arange(30) % 3
-    uncertainty = torch.rand(4, 5) + 0.1
+    uncertainty = torch.logspace(-1, 1, 20).reshape(4, 5)
     drawn = plots.latent_map(codes, labels, uncertainty, (-3, 3, -2, 2), ax=ax)
     assert drawn is ax
     assert [c.get_label() for c in ax.collections] == ["0", "1", "2"]
@@ -48,6 +48,14 @@ def test_latent_map_shows_each_class_where_it_is(ax):
     assert isinstance(image.norm, LogNorm)
     assert ax.get_xlim() == (-3, 3) and ax.get_ylim() == (-2, 2)
     assert image.colorbar.ax.get_ylabel() == "standard deviation"
+
+
+@pytest.mark.parametrize("log", [None, True, False])
+def test_latent_map_of_a_narrow_range_is_linear(ax, log):
+    plots.latent_map(
+        torch.randn(3, 2), uncertainty=torch.rand(4, 5) + 1, log=log, ax=ax
+    )
+    assert isinstance(ax.images[0].norm, LogNorm) == (log is True)
 
 
 def test_latent_map_of_codes_alone(ax):

@@ -39,6 +39,8 @@ class Judgement:
     variance_over_error: float  # 1 if the networks' variance were all of the error
     cover_by_networks: float  # of intervals that ought to hold LEVEL of the pixels
     cover_with_noise: float
+    cover_scaled: float
+    scale: float  # of the networks' variance, so that it fits the training images
 
     def rows(self) -> list[tuple[str, list[str]]]:
         """The table: what is measured, and its numbers.
@@ -60,14 +62,10 @@ class Judgement:
             ("  rank correlation, of images", [f"{self.rank_of_images:.2f}"]),
             ("  rank correlation, of pixels", [f"{self.rank_of_pixels:.2f}"]),
             ("  variance / squared error", [f"{self.variance_over_error:.3f}"]),
-            (
-                f"  {LEVEL:.0%} intervals hold: networks",
-                [f"{self.cover_by_networks:.1%}"],
-            ),
-            (
-                f"  {LEVEL:.0%} intervals hold: with noise",
-                [f"{self.cover_with_noise:.1%}"],
-            ),
+            (f"share of pixels in {LEVEL:.0%} intervals", []),
+            ("  variance of the networks", [f"{self.cover_by_networks:.1%}"]),
+            ("  with the noise of pixels", [f"{self.cover_with_noise:.1%}"]),
+            (f"  networks' variance x {self.scale:.0f}", [f"{self.cover_scaled:.1%}"]),
         ]
 
     def __str__(self) -> str:
@@ -93,6 +91,7 @@ class Evidence:
     mean: Tensor  # [N, 1, H, W]
     variance: Tensor  # over networks, [N, 1, H, W]
     noise: float  # mean squared error of a pixel of the training images
+    scale: float  # that, divided by the networks' mean variance there
     inside: dict[str, Tensor]  # scores of test images, [N]
     outside: dict[str, dict[str, Tensor]]  # scores of outliers by set, [M]
 
@@ -115,10 +114,9 @@ def judge(
     test = images.test
     mean, variance = la(test, n_samples=n_networks, generator=generator)
     squares = (mean - test).square()
-    noise = (
-        la(images.train, n_samples=n_networks, generator=generator)[0] - images.train
-    )
-    noise = noise.square().mean().item()
+    on_train = la(images.train, n_samples=n_networks, generator=generator)
+    noise = (on_train[0] - images.train).square().mean().item()
+    scale = noise / on_train[1].mean().item()
     usual = mean_log_likelihood(la, images.train, n_networks, generator)
     inside = outlier_scores(la, test, usual, n_networks, generator)
     outside = {
@@ -128,7 +126,7 @@ def judge(
     of_mean = squares.flatten(1).sum(1)
     spread = variance.flatten(1).sum(1)
     biased = spread * (n_networks - 1) / n_networks
-    evidence = Evidence(mean, variance, noise, inside, outside)
+    evidence = Evidence(mean, variance, noise, scale, inside, outside)
     return Judgement(
         error_of_mean=of_mean.mean().item(),
         error_of_networks=(of_mean + biased).mean().item(),
@@ -142,6 +140,8 @@ def judge(
         variance_over_error=(spread.mean() / of_mean.mean()).item(),
         cover_by_networks=coverage(mean, variance, test, [LEVEL]).item(),
         cover_with_noise=coverage(mean, variance + noise, test, [LEVEL]).item(),
+        cover_scaled=coverage(mean, scale * variance, test, [LEVEL]).item(),
+        scale=scale,
     ), evidence
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from lae_backpack.downstream.imputation import Imputation
 
 HERE = Path(__file__).parent
 PANE = 280  # pixels of the explorer's pictures, about
-DPI = 130
+DPI = 150
+Panels = Iterator[tuple[Any, str]]  # figures, and what they are of
 READING = (
     "Errors are squared, summed over the pixels of a test image. AUROC is 1 when a "
     "score tells all outliers from all test images, 0.5 when it knows nothing. The "
-    "variance of the networks is only what the weights do not know; the noise of "
-    "pixels, measured on the training images, is most of the error, so intervals need "
-    "both."
+    "variance of the networks is what the weights do not know, and online training "
+    "keeps it small: it ranks pixels by their error, but is not as large as that. "
+    "Intervals fit better with the noise of pixels added, or with the variance "
+    "multiplied by one number; both are measured on the training images."
 )
 
 
@@ -100,15 +103,15 @@ def _table(judgement: Judgement) -> str:
 
 
 def _figures(found: Found) -> list[str]:
-    images, seen = found.images, found.evidence
-    first, *_ = images.outliers
+    seen = found.evidence
+    first, *_ = found.images.outliers
     return [
         _section(
             "latent-map",
             "Latent map",
             _draw_map(found),
             "Codes of the test images over the standard deviation of what sampled "
-            "decoders make of each place. Where there are no data, they disagree.",
+            "decoders make of each place. Away from the data they disagree more.",
         ),
         _section(
             "reconstructions",
@@ -133,8 +136,8 @@ def _figures(found: Found) -> list[str]:
             "variance",
             "Variance against error",
             _draw_variance(found),
-            "Each point is a tenth of the test images (left) or of their pixels "
-            "(right). On the grey line the variance is as large as the squared error.",
+            "Each point is a tenth of the test images or of their pixels. On the grey "
+            "line the variance is as large as the squared error.",
         ),
         _section(
             "imputations",
@@ -146,81 +149,83 @@ def _figures(found: Found) -> list[str]:
     ]
 
 
-def _section(name: str, title: str, figure: Any, caption: str) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI)
-    plt.close(figure)
-    address = data_address(file.getvalue(), "image/png")
+def _section(name: str, title: str, panels: Panels, caption: str) -> str:
+    """A heading, figures beside each other where there is room, and a caption."""
+    shown = []
+    for figure, what in panels:
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=DPI)
+        plt.close(figure)
+        address = data_address(file.getvalue(), "image/png")
+        words = html.escape(f"{title}{what}. {caption}")
+        shown.append(f'<img src="{address}" alt="{words}">')
+    kind = "panels" if len(shown) > 1 else "single"
     return (
-        f'<h2 id="{name}">{title}</h2>\n<figure>'
-        f'<div class="scroll"><img src="{address}" alt="{title}. {caption}"></div>'
-        f"<figcaption>{caption}</figcaption></figure>"
+        f'<h2 id="{name}">{title}</h2>\n<figure><div class="{kind}">{"".join(shown)}'
+        f"</div><figcaption>{caption}</figcaption></figure>"
     )
 
 
-def _draw_map(found: Found) -> Any:
-    figure, ax = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
-    grid = found.grid
-    plots.latent_map(
-        found.codes, found.images.labels, grid.uncertainty, grid.extent, ax=ax
-    )
-    return figure
+def _draw_map(found: Found) -> Panels:
+    figure, ax = plt.subplots(figsize=(6.4, 5), layout="constrained")
+    at = found.grid.uncertainty, found.grid.extent
+    plots.latent_map(found.codes, found.images.labels, *at, ax=ax)
+    yield figure, ""
 
 
-def _draw_reconstructions(found: Found) -> Any:
-    figure, ax = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
+def _draw_reconstructions(found: Found) -> Panels:
+    figure, ax = plt.subplots(figsize=(6.8, 1.9), layout="constrained")
     shown, seen = found.chosen, found.evidence
     deviation = seen.variance[shown].sqrt()
     plots.reconstructions(found.images.test[shown], seen.mean[shown], deviation, ax=ax)
-    return figure
+    yield figure, ""
 
 
 def _draw_histograms(
     inside: dict[str, Tensor], outside: dict[str, Tensor], name: str
-) -> Any:
-    figure, axes = plt.subplots(2, 2, figsize=(8.5, 5.5), layout="constrained")
-    for ax, (score, words) in zip(axes.flat, SCORES.items(), strict=True):
-        names = ("test images", name)
+) -> Panels:
+    names = ("test images", name)
+    for score, words in SCORES.items():
+        figure, ax = plt.subplots(figsize=(4.3, 3.1), layout="constrained")
         words = f"minus {words}" if score == "log_likelihood" else words
         pair = inside[score], outside[score]
         plots.score_histograms(*pair, name=words, names=names, ax=ax)
-    return figure
+        yield figure, f": {words}"
 
 
-def _draw_rocs(seen: Evidence) -> Any:
-    count = len(seen.outside)
-    figure, axes = plt.subplots(1, count, figsize=(8.5, 4.4), layout="constrained")
+def _draw_rocs(seen: Evidence) -> Panels:
     inside = {score: seen.inside[score] for score in SCORES}
-    for ax, (name, outside) in zip(axes, seen.outside.items(), strict=True):
+    for name, outside in seen.outside.items():
+        figure, ax = plt.subplots(figsize=(4.3, 4.3), layout="constrained")
         plots.roc_curves(inside, outside, names=SCORES, ax=ax)
         ax.set_title(f"outliers: {name}")
-    return figure
+        yield figure, f", outliers: {name}"
 
 
-def _draw_variance(found: Found) -> Any:
-    figure, axes = plt.subplots(1, 2, figsize=(8.5, 4.2), layout="constrained")
+def _draw_variance(found: Found) -> Panels:
     seen = found.evidence
     squares = (seen.mean - found.images.test).square()
-    for ax, title, total in (
-        (axes[0], "images", lambda v: v.flatten(1).sum(1)),
-        (axes[1], "pixels", lambda v: v),
-    ):
-        for label, variance in (
-            ("networks", seen.variance),
-            ("networks and noise", seen.variance + seen.noise),
-        ):
-            plots.variance_against_error(
-                total(variance), total(squares), label=label, ax=ax
-            )
+    variances = {
+        "networks": seen.variance,
+        f"networks x {seen.scale:.0f}": seen.scale * seen.variance,
+        "networks and noise": seen.variance + seen.noise,
+    }
+    for title, first in (("images", 1), ("pixels", 0)):
+        figure, ax = plt.subplots(figsize=(4.3, 3.9), layout="constrained")
+        for label, each in variances.items():
+            pair = each.flatten(first), squares.flatten(first)
+            if first:
+                pair = pair[0].sum(1), pair[1].sum(1)
+            plots.variance_against_error(*pair, label=label, ax=ax)
         ax.set_title(title)
-    return figure
+        yield figure, f", {title}"
 
 
-def _draw_imputations(found: Found) -> Any:
-    figure, ax = plt.subplots(figsize=(8.5, 5.2), layout="constrained")
+def _draw_imputations(found: Found) -> Panels:
+    figure, ax = plt.subplots(figsize=(6.4, 4.5), layout="constrained")
     x = found.images.test[found.chosen[: found.imputation.mean.shape[1]]]
     plots.imputations(x, found.observed, found.imputation, ax=ax)
-    return figure
+    yield figure, ""
 
 
 def one_of_each(labels: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def latent_map(
     uncertainty: Tensor | None = None,
     extent: tuple[float, float, float, float] | None = None,
     *,
-    log: bool = True,
+    log: bool | None = None,
     uncertainty_name: str = "standard deviation",
     ax: Axes | None = None,
 ) -> Axes:
@@ -30,7 +30,8 @@ def latent_map(
         uncertainty: A grid of values, first row at the bottom.  # [H, W]
         extent: Left, right, bottom and top of the grid's outermost points; by default
             those of the codes.
-        log: Whether brightness follows the uncertainty's logarithm.
+        log: Whether brightness follows the uncertainty's logarithm; by default when it
+            covers more than a power of ten.
         uncertainty_name: What is written at the colour bar.
         ax: Where to draw; by default pyplot's present axes.
 
@@ -52,6 +53,9 @@ def latent_map(
     if uncertainty is not None:
         from matplotlib.colors import LogNorm
 
+        least, largest = map(float, uncertainty.aminmax())
+        if log is None:
+            log = least > 0 and largest > 10 * least
         drawn = ax.imshow(
             uncertainty.detach().cpu().numpy(),
             extent=_edges(extent, uncertainty),
