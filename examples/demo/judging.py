@@ -24,6 +24,7 @@ SCORES = {
     "latent_variance": "variance of codes",
 }
 LEVEL = 0.95
+REFERENCE = 1_000  # training images that noise and typicality are measured on
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,11 @@ def judge(
     test = images.test
     mean, variance = la(test, n_samples=n_networks, generator=generator)
     squares = (mean - test).square()
-    on_train = la(images.train, n_samples=n_networks, generator=generator)
-    noise = (on_train[0] - images.train).square().mean().item()
+    reference = images.train[:REFERENCE]
+    on_train = la(reference, n_samples=n_networks, generator=generator)
+    noise = (on_train[0] - reference).square().mean().item()
     scale = noise / on_train[1].mean().item()
-    usual = mean_log_likelihood(la, images.train, n_networks, generator)
+    usual = mean_log_likelihood(la, reference, n_networks, generator)
     inside = outlier_scores(la, test, usual, n_networks, generator)
     outside = {
         name: outlier_scores(la, x, usual, n_networks, generator)

@@ -96,8 +96,9 @@ def _table(judgement: Judgement) -> str:
     rows = []
     for name, numbers in judgement.rows():
         kind = "" if name.startswith(" ") else ' class="heading"'
+        span = "" if numbers else ' colspan="3"'
         cells = "".join(f"<td>{html.escape(number)}</td>" for number in numbers)
-        head = f'<th scope="row">{html.escape(name.strip())}</th>'
+        head = f'<th scope="row"{span}>{html.escape(name.strip())}</th>'
         rows.append(f"<tr{kind}>{head}{cells}</tr>")
     return "<table>" + "".join(rows) + "</table>"
 
