@@ -122,7 +122,7 @@ def test_real_data_may_be_given(run, tmp_path):
         "--out", str(tmp_path / "out"), "--train-images", "30",
     )  # fmt: skip
     assert code is None
-    assert re.search(r"AUROC against outliers\s+mnist\s+upside down", words)
+    assert re.search(r"AUROC against outliers\s+MNIST\s+upside down", words)
     page = (tmp_path / "out/index.html").read_text()
     assert "7 sneaker" in page and "epochs on 30 images" in page
 

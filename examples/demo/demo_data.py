@@ -13,6 +13,7 @@ from torch.nn.functional import avg_pool2d
 from lae_backpack.datasets import load_images, load_labels
 
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 SIDE = 8  # of scikit-learn's digits
 SHRUNK_BY = 4  # photos, so that a patch of 8x8 shows something
 CLOTHES = (
@@ -47,7 +48,7 @@ def small_digits(seed: int) -> DemoImages:
     order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))
     train, test = order[:1400], order[1400:]
     return DemoImages(
-        "digits of scikit-learn",
+        "scikit-learn's digits",
         digits[train],
         digits[test],
         torch.tensor(classes)[test],
@@ -73,13 +74,13 @@ def published_images(
     other = OTHERS[name]
     test = load_images(name, "test", directory)[:n_test]
     return DemoImages(
-        name,
+        TITLES[name],
         load_images(name, "train", directory)[:n_train],
         test,
         load_labels(name, "test", directory)[:n_test],
         tuple("0123456789") if name == "mnist" else CLOTHES,
         {
-            other: load_images(other, "test", directory)[:n_test],
+            TITLES[other]: load_images(other, "test", directory)[:n_test],
             "upside down": upside_down(test),
         },
     )

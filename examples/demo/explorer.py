@@ -17,6 +17,7 @@ from tqdm import tqdm
 from lae_backpack import LaplaceAE
 
 MARGIN = 0.08  # around the codes, as a share of their range
+MARKS = 400  # test images that are drawn on a map; more hide it
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def explorer_data(
         "size": size,
         "tile": list(grid.mean.shape[-2:]),
         "extent": grid.extent,
-        "codes": [[round(v, 4) for v in code] for code in codes.tolist()],
-        "labels": labels.tolist(),
+        "codes": [[round(v, 4) for v in code] for code in codes[:MARKS].tolist()],
+        "labels": labels[:MARKS].tolist(),
         "classNames": list(class_names),
         "nearest": labels[nearest].tolist(),
         "uncertainty": [float(f"{v:.3g}") for v in uncertainty.flatten().tolist()],

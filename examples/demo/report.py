@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from demo_data import DemoImages
-from explorer import Grid, data_address, explorer_data
+from explorer import MARKS, Grid, data_address, explorer_data
 from judging import SCORES, Evidence, Judgement
 from torch import Tensor
 
@@ -169,8 +169,9 @@ def _section(name: str, title: str, panels: Panels, caption: str) -> str:
 
 def _draw_map(found: Found) -> Panels:
     figure, ax = plt.subplots(figsize=(6.4, 5), layout="constrained")
+    marks = found.codes[:MARKS], found.images.labels[:MARKS]
     at = found.grid.uncertainty, found.grid.extent
-    plots.latent_map(found.codes, found.images.labels, *at, ax=ax)
+    plots.latent_map(*marks, *at, ax=ax)
     yield figure, ""
 
 
