@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint docs bench readme
+.PHONY: install demo growth test lint docs bench readme
 
 install: $(VENV)/.installed
 
@@ -18,6 +18,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	touch $@
 
 demo: install
+	$(BIN)/python examples/demo/demo.py --out report
+
+# What curvature costs from 16x16 to 256x256 pixels.
+growth: install
 	$(BIN)/python examples/benchmarks/growth.py --out report
 
 test: install

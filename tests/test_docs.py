@@ -203,7 +203,7 @@ def test_online_experiment_runs(tmp_path: Path):
     assert all(math.isfinite(row["error_of_networks"]) for row in rows)
 
 
-def test_demo_runs(tmp_path: Path):
+def test_growth_runs(tmp_path: Path):
     printed = run("examples/benchmarks/growth.py", "--smoke", "--out", str(tmp_path))
     assert "16x16" in printed
     assert (tmp_path / "growth.png").stat().st_size > 10_000

@@ -1,6 +1,6 @@
 """Curvature of an autoencoder from 16x16 to 256x256 pixels, beside a plain backward.
 
-make demo
+make growth
 python examples/benchmarks/growth.py --help
 """
 

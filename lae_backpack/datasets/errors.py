@@ -1,0 +1,5 @@
+"""What goes wrong with files."""
+
+
+class DataFileError(ValueError):
+    """A file that does not hold what its name promises."""
