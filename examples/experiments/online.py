@@ -39,12 +39,15 @@ class Way:
     tuned: bool = False  # the prior, by the evidence
 
 
+CALIBRATED = {"hessian_structure": "calibrated_diag"}
 POST_HOC = [
     Way("post hoc, default"),
     Way("post hoc, unit noise", posterior={"sigma_noise": 1.0}),
     Way("post hoc, learned noise", posterior={"sigma_noise": "learned"}),
     Way("post hoc, prior by evidence", tuned=True),
     Way("post hoc, approx_diag", posterior={"hessian_structure": "approx_diag"}),
+    Way("post hoc, calibrated_diag", posterior=CALIBRATED),
+    Way("post hoc, calibrated, prior by evidence", posterior=CALIBRATED, tuned=True),
     Way("post hoc, prior 10", posterior={"prior_precision": 10.0}),
 ]
 ONLINE = [
@@ -56,6 +59,8 @@ ONLINE = [
     Way("online, curvature every 10", OnlineSettings(refresh_every=10)),
     Way("online, independent noise", OnlineSettings(antithetic=False)),
     Way("online, ema", OnlineSettings("ema", alpha=1e-2)),
+    Way("online, calibrated every 10", OnlineSettings(refresh_every=10), CALIBRATED),
+    Way("online, two networks a step", OnlineSettings(n_samples=2)),
     Way("online, as published", OnlineSettings.published(60_000)),
 ]
 
@@ -118,7 +123,7 @@ def judge(
 
 
 def train(
-    data: Tensor, n_epochs: int, seed: int, settings: OnlineSettings
+    data: Tensor, n_epochs: int, seed: int, settings: OnlineSettings, **posterior: Any
 ) -> LaplaceAE:
     """Train from scratch.
 
@@ -127,12 +132,13 @@ def train(
         n_epochs: How many epochs.
         seed: Of weights, order and noise.
         settings: How the precision follows.
+        **posterior: As for ``LaplaceAE``.
 
     Returns:
         The posterior.
     """
     torch.manual_seed(seed)
-    la = LaplaceAE(mnist_autoencoder(data.shape[1]))
+    la = LaplaceAE(mnist_autoencoder(data.shape[1]), **posterior)
     loader = DataLoader(TensorDataset(data), 128, shuffle=True)
     la.fit_online(loader, n_epochs, settings=settings)
     return la
@@ -186,7 +192,7 @@ def compare(
         if way.settings is None:
             la = fit(plain, data, way)
         else:
-            la = train(data, n_epochs, seed, way.settings)
+            la = train(data, n_epochs, seed, way.settings, **way.posterior)
         outcomes.append(judge(la, way.name, name, test, outliers, n_networks))
         print(outcomes[-1], flush=True)
     return outcomes
