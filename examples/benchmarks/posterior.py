@@ -6,6 +6,7 @@ python examples/benchmarks/posterior.py --smoke    # seconds, for tests; proves 
 
 from __future__ import annotations
 
+import math
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,17 +57,20 @@ def plain_training(x: Tensor, fused: bool | None = None) -> Contender:
     return lambda: plain_step(model, optimizer, x)
 
 
-def online_training(x: Tensor, settings: OnlineSettings) -> Contender:
+def online_training(
+    x: Tensor, settings: OnlineSettings, structure: str = "mixed_diag"
+) -> Contender:
     """A step of ``fit_online``.
 
     Args:
         x: A batch.  # [N, 784]
         settings: How the precision follows.
+        structure: The diagonal.
 
     Returns:
         What to time.
     """
-    la = LaplaceAE(mnist_autoencoder())
+    la = LaplaceAE(mnist_autoencoder(), hessian_structure=structure)
     optimizer = Adam(la.params, 1e-3, fused=True)  # as fit_online makes it
     step, numbers = EMStep(la, optimizer, settings, N_DATA, 0, seed=0), count()
     return lambda: step(x, next(numbers))
@@ -84,16 +88,19 @@ def online_steps(rounds: int, smoke: bool) -> list[Row]:
     """
     rows = []
     for batch in (4,) if smoke else (128, 50, 512):
-        x = torch.rand(batch, 784)
+        x, tenth = torch.rand(batch, 784), OnlineSettings(refresh_every=10)
         contenders = {
             "plain": plain_training(x),
             "plain, fused": plain_training(x, fused=True),
             "default": online_training(x, OnlineSettings()),
             "sample": online_training(x, OnlineSettings(curvature_at="sample")),
             "mean": online_training(x, OnlineSettings(curvature_at="mean")),
-            "tenth": online_training(x, OnlineSettings(refresh_every=10)),
+            "tenth": online_training(x, tenth),
+            "approx": online_training(x, OnlineSettings(), "approx_diag"),
+            "approx, tenth": online_training(x, tenth, "approx_diag"),
+            "calibrated, tenth": online_training(x, tenth, "calibrated_diag"),
         }
-        runs = {name: several(run) for name, run in contenders.items()}
+        runs = {name: several(run, smoke) for name, run in contenders.items()}
         times = interleaved(runs, rounds, f"online, N={batch}")
         name = f"{NET}, N={batch}: online step"
         limit = 1.7 if batch == 128 else None
@@ -111,22 +118,34 @@ def online_steps(rounds: int, smoke: bool) -> list[Row]:
                     ("tenth", "curvature every 10"),
                 )
             ),
+            Row(
+                f"{name}, calibrated every 10 / approx every step",
+                ratio(times, "calibrated, tenth", "approx"),
+                1.1 if batch == 128 else None,
+            ),
+            Row(
+                f"{name}, calibrated every 10 / approx every 10",
+                ratio(times, "calibrated, tenth", "approx, tenth"),
+            ),
         ]
     return rows
 
 
-def several(run: Contender) -> Contender:
-    """Do something as often as it takes to use up the noise that is drawn at once.
+def several(run: Contender, smoke: bool) -> Contender:
+    """Do something as often as all that is done now and then comes out even.
+
+    Noise is drawn for 16 steps at once, and curvature looked at in each or each tenth.
 
     Args:
         run: What to do.
+        smoke: Do it less often.
 
     Returns:
         What to time.
     """
 
     def all_of_them() -> None:
-        for _ in range(2 * SHIFTS):
+        for _ in range(2 * SHIFTS if smoke else math.lcm(2 * SHIFTS, 10)):
             run()
 
     return all_of_them
@@ -148,7 +167,7 @@ def post_hoc_epoch(rounds: int, smoke: bool) -> list[Row]:
     optimizer = Adam(model.parameters(), 1e-3)
     structures = {
         name: LaplaceAE(mnist_autoencoder(), hessian_structure=name)
-        for name in ("approx_diag", "mixed_diag")
+        for name in ("approx_diag", "mixed_diag", "calibrated_diag")
     }
 
     def train() -> None:
@@ -161,7 +180,7 @@ def post_hoc_epoch(rounds: int, smoke: bool) -> list[Row]:
         Row(
             f"{NET}, N=128: post-hoc epoch, {name} / plain training epoch",
             ratio(times, name, "train"),
-            1.3,
+            None if name == "calibrated_diag" else 1.3,
         )
         for name in structures
     ]

@@ -118,9 +118,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         with evaluating(self.model):
             batches = checked_batches(train_loader, self.model, self.bernoulli)
             for x in tqdm(batches, "fit", disable=not progress_bar):
-                loss_batch, look = self.backend.look(x, x)
-                looks += look
-                loss = loss + loss_batch
+                loss = loss + self.backend.add_look(x, x, looks)
                 count += len(x)
         require_finite(torch.as_tensor(loss), looks)
         self.take_looks(looks)

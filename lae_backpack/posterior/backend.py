@@ -109,15 +109,29 @@ class EngineCurvature(CurvatureInterface):
             Loss and look; the look is the curvature itself unless it is calibrated.
             # [R, P] with R = 1 or 4
         """
-        swept = self.sweep(self.model, x, y)
-        rows = 4 if self.calibrates else 1
-        parts = [
-            swept.curvature[name].reshape(rows, -1)
-            if name in swept.curvature
-            else param.new_zeros(rows, param.numel())  # the model does not use it
-            for name, param in self.params_dict.items()
-        ]
-        return self.factor * swept.loss, self.factor * torch.cat(parts, 1).detach()
+        params = list(self.params_dict.values())
+        size = sum(param.numel() for param in params)
+        look = params[0].detach().new_zeros(4 if self.calibrates else 1, size)
+        return self.add_look(x, y, look), look
+
+    def add_look(self, x: Tensor, y: Tensor, looks: Tensor) -> Tensor:
+        """As ``look``, added to what was seen before.
+
+        Args:
+            x: A batch.  # [N, *in]
+            y: Its targets.
+            looks: The sum, which is changed.  # [R, P]
+
+        Returns:
+            The loss.
+        """
+        seen = self.sweep(self.model, x, y)
+        parts = looks.split([param.numel() for param in self.params_dict.values()], 1)
+        for name, part in zip(self.params_dict, parts, strict=True):
+            if name in seen.curvature:  # the model may not use it
+                value = seen.curvature[name].reshape(part.shape)
+                part.add_(value, alpha=self.factor)
+        return self.factor * seen.loss
 
     def estimate(self, looks: Tensor) -> Tensor:
         """The curvature, from looks at it.

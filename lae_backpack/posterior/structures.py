@@ -211,9 +211,8 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
 
     @override
     def _curv_closure(self, X: Any, y: Tensor, N: int) -> tuple[Tensor, Tensor]:
-        loss, look = self.backend.look(X, y)
         if not self.backend.calibrates:
-            return loss, look[0]
+            return self.backend.diag(X, y)
         assert self._looks is not None
-        self._looks += look
+        loss = self.backend.add_look(X, y, self._looks)
         return loss, torch.zeros_like(self.H)  # H follows when all data are seen
