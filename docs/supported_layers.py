@@ -6,15 +6,13 @@ python docs/supported_layers.py --write    # put it into README.md
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import defaultdict
-from pathlib import Path
+
+from readme_section import Section
 
 from lae_backpack.curvature.registry import find_family, supported_layers
 
-README = Path(__file__).parents[1] / "README.md"
-MARKS = "<!-- supported layers: begin -->\n", "<!-- supported layers: end -->"
 FAMILIES = (
     "affine",
     "convolution",
@@ -48,29 +46,7 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(readme: str) -> str:
-    """A README with the current table in it.
-
-    Args:
-        readme: The README's text.
-
-    Returns:
-        The text, with what is between the marks replaced.
-    """
-    before, rest = readme.split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    return f"{before}{MARKS[0]}{table()}{MARKS[1]}{after}"
-
-
-def main() -> None:
-    """Print the table, or write it into the README."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="into README.md")
-    if parser.parse_args().write:
-        README.write_text(with_table(README.read_text()))
-    else:
-        print(table())
-
+SECTION = Section("supported layers", table)
 
 if __name__ == "__main__":
-    main()
+    SECTION.print_or_write(__doc__ or "")

@@ -4,7 +4,6 @@ import importlib
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,29 +121,35 @@ def test_readme_shows_working_code_by_line_20():
 
 
 def test_readme_lists_what_the_registry_has():
-    made = script_of_docs("supported_layers").with_table(README)
+    made = script_of_docs("supported_layers").SECTION.within(README)
     assert made == README, "run: make readme"
 
 
 def test_readme_has_the_measured_numbers():
-    made = script_of_docs("readme_table").with_table(README)
+    made = script_of_docs("readme_table").SECTION.within(README)
     assert made == README, "run: make readme"
 
 
-def test_table_takes_errors_when_they_are_measured(tmp_path: Path, monkeypatch):
+def test_table_tells_ranges_of_what_was_measured(tmp_path: Path, monkeypatch):
     script = script_of_docs("readme_table")
-    shutil.copy(ROOT / "examples/benchmarks/results/engine.json", tmp_path)
-    rows = [
-        {"structure": s, "epoch": epoch, "images": 8, "median_log": log}
-        for s, logs in (("approx", (0.2, 2.0)), ("mixed 128", (0.1, 0.7)))
-        for epoch, log in zip((0, 20), logs, strict=True)
+    ways = {name: structure for name, (structure, _) in script.WAYS.items()}
+    costs = [
+        {"net": net, "structure": s, "cost": cost}
+        for s in ways.values()
+        for net, cost in (("a", 1.0), ("b", 2.5))
     ]
-    (tmp_path / "error.json").write_text(json.dumps({"rows": rows}))
+    errors = [
+        {"net": net, "structure": ways["approx"], "epoch": epoch, "images": images,
+         "median_log": log * images / 8, "worst_ratio": ratio}
+        for net, log, ratio in (("a", 0.1, 0.5), ("b", 0.7, 1.25))
+        for epoch in (0, 20) for images in (4, 8)
+    ]  # fmt: skip
+    for name, rows in (("pareto", costs), ("error", errors)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     lines = script.table().splitlines()
-    assert lines[0].endswith("| off by, before training | off by, after training |")
-    assert lines[3].endswith("| 1.1 x | 2.0 x |")  # exp(0.1), exp(0.7)
-    assert lines[4].endswith("| 1.2 x | 7.4 x |")
+    assert lines[2].endswith("| 1.0 to 2.5 | 1 | 1 |")
+    assert lines[3].endswith("| 1.0 to 2.5 | 1.11 to 2.01 | 1.25 to 2.00 |")
 
 
 def test_drawing_is_made(tmp_path: Path):
