@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo growth test lint docs bench readme
+.PHONY: install demo growth test lint docs bench errors readme
 
 install: $(VENV)/.installed
 
@@ -40,6 +40,14 @@ docs: install
 bench: install
 	$(BIN)/python examples/benchmarks/engine.py
 	$(BIN)/python examples/benchmarks/posterior.py
+	$(BIN)/python examples/benchmarks/cost.py
+
+# How wrong every diagonal is, against its cost, and what that does to answers; LAE_DATA
+# says where MNIST is. The first run trains nets for half an hour.
+errors: install
+	$(BIN)/python examples/benchmarks/error.py
+	$(BIN)/python examples/benchmarks/pareto.py
+	$(BIN)/python examples/benchmarks/answers.py
 
 # Writes measured numbers and the list of supported layers into README.md, and draws.
 readme: install
