@@ -173,3 +173,39 @@ def test_what_does_not_fit_is_refused_with_the_reason():
         refusal(exact_peer, larger, (small, 2.0)) == "about 32 s a pass by its growth"
     )
     assert refusal(PEERS["plain"], Size(8, 3, 256), (small, 0.001)) == ""
+
+
+def measured() -> list[dict]:
+    file = Path(__file__).parents[1] / "examples/benchmarks/results/error.json"
+    return json.loads(file.read_text())["rows"]
+
+
+def test_calibrated_is_right_on_every_trained_net_that_was_measured():
+    most = max(row["images"] for row in measured())
+    rows = [
+        row
+        for row in measured()
+        if row["structure"] == "calibrated" and row["images"] == most and row["epoch"]
+    ]
+    assert {(row["net"], row["epoch"]) for row in rows} >= {
+        (net, epoch)
+        for net in ("linear", "small conv", "conv", "residual")
+        for epoch in (1, 5, 20)
+    }
+    for row in rows:
+        assert row["median_log"] <= 0.1
+        assert abs(row["worst_ratio"] - 1) <= 0.1  # of all layers the one furthest off
+
+
+def test_calibrated_beats_monte_carlo_on_every_batch_that_was_measured():
+    least = min(row["images"] for row in measured())
+    errors = {
+        (row["net"], row["epoch"], row["structure"]): row["median_log"]
+        for row in measured()
+        if row["images"] == least
+    }
+    assert least == 64
+    stages = {key[:2] for key in errors}
+    assert len(stages) == 16
+    for stage in stages:
+        assert errors[(*stage, "calibrated")] < errors[(*stage, "BackPACK MC 1")]
