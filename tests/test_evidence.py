@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from laplace import Laplace
-from laplace.baselaplace import DiagLaplace, ParametricLaplace
+from laplace.baselaplace import DiagLaplace, LowRankLaplace, ParametricLaplace
 from laplace.curvature import BackPackGGN
 from laplace.utils import LargestVarianceDiagLaplaceSubnetMask
 from torch import Tensor, nn
@@ -83,6 +83,21 @@ def by_gradient(la: ParametricLaplace, layerwise: bool) -> tuple[Tensor, Tensor]
     return logs.detach().exp(), log_noise.detach().exp()
 
 
+def by_differences(la: ParametricLaplace) -> None:
+    """No prior precision or noise would have to move by more than 1e-4."""
+    prior, noise, h = la.prior_precision.clone(), la.sigma_noise.clone(), 1e-3
+    for direction in torch.eye(len(prior) + 1):
+        values = []
+        for step in (-h, 0.0, h):
+            moved = (step * direction).exp()
+            moved_to = prior * moved[:-1], noise * moved[-1]
+            values.append(float(la.log_marginal_likelihood(*moved_to)))
+        slope = (values[2] - values[0]) / (2 * h)
+        curvature = (values[2] + values[0] - 2 * values[1]) / h**2
+        assert curvature < -1e-3
+        assert abs(slope / curvature) < 1e-4
+
+
 @pytest.mark.parametrize("groups", ["scalar", "layerwise"])
 @pytest.mark.parametrize("likelihood", ["regression", "classification"])
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -90,10 +105,13 @@ def test_fixed_point_is_the_maximum_of_laplace_torchs_evidence(
     structure: str, likelihood: str, groups: str
 ):
     la = fitted(structure, likelihood)
-    prior, noise = by_gradient(fitted(structure, likelihood), groups == "layerwise")
     found = maximise_evidence(la, groups, tolerance=1e-8)
     assert found.converged
-    assert (prior - 1).abs().min() > 0.01  # it was not there already
+    if (structure, likelihood) == ("kron", "regression"):
+        by_differences(la)  # laplace-torch has no gradient of this noise
+        return
+    prior, noise = by_gradient(fitted(structure, likelihood), groups == "layerwise")
+    assert (prior - 1).abs().max() > 0.02  # it was not there already
     torch.testing.assert_close(found.prior_precision, prior, rtol=1e-4, atol=0)
     torch.testing.assert_close(la.prior_precision, prior, rtol=1e-4, atol=0)
     if likelihood == "regression":
@@ -126,7 +144,7 @@ def test_more_effective_parameters_than_numbers(temperature: float):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_effective_parameters_by_explicit_matrices(structure: str):
-    la = fitted(structure, "regression", sigma_noise=0.3, prior_precision=0.7)
+    la = fitted(structure, "regression", sigma_noise=0.3, prior_precision=70.0)
     eye = torch.eye(la.n_params)
     if structure == "kron":
         precision = la.posterior_precision.bmm(eye, exponent=1)
@@ -137,7 +155,7 @@ def test_effective_parameters_by_explicit_matrices(structure: str):
         precision = precision if precision.dim() == 2 else precision.diag()
     covariance = precision.inverse()
     torch.testing.assert_close(marginal_variances(la), covariance.diag())
-    expected = (covariance @ (precision - 0.7 * eye)).trace()
+    expected = (covariance @ (precision - 70 * eye)).trace()
     torch.testing.assert_close(effective_parameters(la), expected)
     assert 1 < expected < la.n_params - 1
 
@@ -155,6 +173,10 @@ def test_more_data_determine_more_parameters():
 
 
 def jacobian(model: nn.Module, x: Tensor) -> Tensor:
+    outputs = model(x[:1]).shape[1]
+    weights = model.state_dict()
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, outputs))
+    model.load_state_dict(weights)  # without BackPACK's hooks
     own = {name: p.detach() for name, p in model.named_parameters()}
     parts = jacrev(lambda w: functional_call(model, w, (x,)))(own)
     n = len(x) * model(x).shape[1]
@@ -182,14 +204,14 @@ def test_optimum_of_the_linear_model_is_the_closed_form(structure: str):
 
 
 def test_adam_gets_to_the_optimum_too():
-    la = fitted("diag", "regression", sigma_noise=0.2)
+    la = fitted("diag", "regression", prior_precision=3.0)
     x, y = data("regression")
     expected = closed_form(la, x, y)
     found = linear_optimum(
-        la, loader(x, y, batch_size=40), method="adam", max_steps=1000
+        la, loader(x, y, batch_size=40), method="adam", max_steps=300
     )
     before = (la.mean - expected).norm()
-    assert (found - expected).norm() < 0.03 * before
+    assert (found - expected).norm() < 0.01 * before
 
 
 def test_optimum_of_a_linear_classifier_has_no_gradient():
@@ -281,6 +303,9 @@ def test_no_jacobian_for_many_outputs(monkeypatch: pytest.MonkeyPatch):
 # Normalised networks ----------------------------------------------------------------
 
 
+NORMALISED = ("first", "third")
+
+
 class Functional(nn.Module):
     """Normalises with functions, and has a way around its normalisation."""
 
@@ -313,7 +338,7 @@ def batch_normed() -> nn.Sequential:
 @pytest.mark.parametrize(
     "build, shape, expected",
     [
-        (Functional, (9, 3), [["first.weight", "first.bias"], ["third.weight", "third.bias"]]),
+        (Functional, (9, 3), [[f"{n}.weight", f"{n}.bias"] for n in NORMALISED]),
         (batch_normed, (9, 1, 7, 7), [["0.weight"], ["3.weight", "3.bias"]]),
         (lambda: net("regression", 0), (9, 3), []),
     ],
@@ -330,52 +355,60 @@ def test_normalised_layers_are_found(
     assert all(m.training for m in model.modules())
 
 
-def normed_net(kind: str, k: float) -> nn.Sequential:
+def normed_net(kind: str, k: float = 1.0) -> nn.Sequential:
     torch.manual_seed(3)
-    norm = nn.LayerNorm(6, eps=0) if kind == "layer" else nn.BatchNorm1d(6, eps=0)
+    norm = nn.LayerNorm(6, 1e-30)
+    if kind == "batch":
+        norm = nn.BatchNorm1d(6, 1e-30, momentum=1.0)
     model = nn.Sequential(nn.Linear(3, 6), norm, nn.Tanh(), nn.Linear(6, 2))
-    if kind == "batch":  # statistics that belong to the weights
-        norm.momentum = 1.0
-        with torch.no_grad():
-            model(data("regression")[0])
     with torch.no_grad():
+        model(data("regression")[0])  # statistics that belong to the weights
         model[0].weight *= k
         model[0].bias *= k
-        if kind == "batch":
+        if isinstance(norm, nn.BatchNorm1d):
             norm.running_mean *= k
             norm.running_var *= k**2
     return model.eval()
 
 
-@pytest.mark.parametrize("structure", ["full", "approx_diag", "mixed_diag"])
+def linear_targets(model: nn.Module, x: Tensor) -> Tensor:
+    """What weights from the prior would make of the linearised network."""
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    other = {name: torch.randn_like(p) - p for name, p in own.items()}
+    output, pushed = torch.func.jvp(
+        lambda w: functional_call(model, w, (x,)), (own,), (other,)
+    )
+    return (output + pushed + 0.1 * torch.randn_like(output)).detach()
+
+
 @pytest.mark.parametrize("kind", ["layer", "batch"])
+@pytest.mark.parametrize("structure", ["full", "approx_diag"])
 def test_variance_does_not_depend_on_the_scale_of_normalised_weights(
     kind: str, structure: str
 ):
-    x, y = data("regression")
-    points = torch.randn(5, 3)
+    x, _ = data("regression")
+    y, points = linear_targets(normed_net(kind), x), torch.randn(5, 3)
+    train = loader(x, y, batch_size=len(x))
 
     def variances(k: float, grouped: bool) -> Tensor:
         model = normed_net(kind, k)
         groups = normalised_groups(model, x) if grouped else "scalar"
         assert groups in ([["0.weight", "0.bias"]], "scalar")
-        la = Laplace(model, "regression", "all", structure)
-        la.fit(loader(x, y))
-        found = maximise_linear_evidence(
-            la, loader(x, y), groups, tolerance=1e-9, max_rounds=2000
-        )
+        la = Laplace(model, "regression", "all", structure, sigma_noise=0.1)
+        la.fit(train)
+        if structure == "full":
+            settings = {"tolerance": 1e-9, "max_rounds": 200}
+            found = maximise_linear_evidence(la, train, groups, **settings)
+            assert found.effective_parameters.min() > 2  # all groups are of use
+        else:  # groups of their own do it at the network's weights, too
+            found = maximise_evidence(la, groups, tolerance=1e-9)
         assert found.converged
-        variance = la(points, pred_type="glm")[1]
-        return variance.diagonal(dim1=1, dim2=2)
+        return la(points, pred_type="glm")[1].diagonal(dim1=1, dim2=2)
 
-    expected = variances(1.0, grouped=True)
-    torch.testing.assert_close(
-        variances(8.0, grouped=True), expected, rtol=1e-6, atol=0
-    )
+    expected, scaled = (variances(k, grouped=True) for k in (1.0, 8.0))
+    torch.testing.assert_close(scaled, expected, rtol=1e-5, atol=0)
     shared = [variances(k, grouped=False) for k in (1.0, 8.0)]
-    assert (
-        shared[1] / shared[0]
-    ).log().abs().max() > 0.05  # recommendation 2 is needed
+    assert (shared[1] / shared[0]).log().abs().max() > 0.05  # so groups are needed
 
 
 # Subnetworks ------------------------------------------------------------------------
@@ -431,10 +464,10 @@ def test_bad_input_is_explained_and_changes_nothing():
     assert torch.equal(la.prior_precision, before)
     with pytest.raises(RuntimeError, match="not fitted"):
         maximise_evidence(Laplace(la.model, "regression", "all", "kron"))
-    lowrank = Laplace(la.model, "classification", "all", "lowrank")
-    lowrank.n_data = 1
+    lowrank = object.__new__(LowRankLaplace)  # its backend is not installed
+    lowrank.n_data, lowrank.H = 1, None
     with pytest.raises(TypeError, match="has no diagonal"):
-        maximise_evidence(lowrank)
+        marginal_variances(lowrank)
 
 
 def test_a_layer_without_weights_or_curvature_stops_at_the_limits():

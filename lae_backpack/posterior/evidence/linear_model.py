@@ -16,6 +16,7 @@ from lae_backpack.posterior.batches import Pairs
 from lae_backpack.posterior.reconstruction import Reconstructions
 from lae_backpack.posterior.sampling import (
     Weights,
+    bare_copy,
     evaluating,
     run_with,
     weights_by_name,
@@ -52,7 +53,8 @@ class LinearModel:
         self.network: Module = without_hooks(la.model)
         self.start = la.mean.detach()
         self._loader = Pairs(loader) if isinstance(la, Reconstructions) else loader
-        self.is_quadratic = isinstance(la.backend.lossfunc, MSELoss)
+        self._lossfunc = bare_copy(la.backend.lossfunc)  # type: ignore[arg-type]
+        self.is_quadratic = isinstance(self._lossfunc, MSELoss)
 
     @torch.no_grad()
     def loss_and_gradient(self, deviation: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +112,7 @@ class LinearModel:
 
     def _batches(self) -> Iterator[tuple[Callable[[Weights], Tensor], Loss]]:
         """The network and the loss as functions, for each batch."""
-        backend, device = self.la.backend, self.la._device
+        factor, device = self.la.backend.factor, self.la._device
         with evaluating(self.network):
             for batch in self._loader:
                 if isinstance(batch, MutableMapping):
@@ -120,7 +122,7 @@ class LinearModel:
                 run = partial(run_with, self.network, x=x)
 
                 def loss(output: Tensor, y: Tensor = y) -> Tensor:
-                    return backend.factor * backend.lossfunc(output, y)
+                    return factor * self._lossfunc(output, y)
 
                 yield run, loss
 

@@ -57,11 +57,7 @@ def subnetwork_laplace(
         The posterior, fitted.
     """
     indices = largest_variances(la, n_weights)
-    prior = torch.as_tensor(la.prior_precision).detach()
-    if prior.numel() > 1:
-        prior = la.prior_precision_diag.detach()[indices.to(prior.device)]
     settings = {
-        "prior_precision": prior,
         "sigma_noise": la.sigma_noise,
         "temperature": la.temperature,
         **kwargs,
@@ -75,5 +71,11 @@ def subnetwork_laplace(
         **settings,
     )
     assert isinstance(subnetwork, SubnetLaplace)
+    if "prior_precision" not in kwargs:
+        prior = torch.as_tensor(la.prior_precision).detach()
+        if prior.numel() > 1:
+            prior = la.prior_precision_diag.detach()[indices.to(prior.device)]
+        # The host reads one number for each weight, but its setter refuses it.
+        subnetwork._prior_precision = prior.reshape(-1)
     subnetwork.fit(loader)  # pyright: ignore[reportArgumentType]
     return subnetwork
