@@ -91,7 +91,7 @@ def test_labels_are_drawn_from_the_model_not_from_the_data():
     expected = 0.5 * (sigmas(vl) ** 2 @ fisher) / 4
     error = torch.stack(penalties).std() / math.sqrt(1000)
     assert abs(torch.stack(penalties).mean() - expected) < 4 * error
-    assert error < 0.05 * expected
+    assert error < 0.1 * expected
     empirical = fisher_penalty(
         vl.likelihood.log_prob(vl.model(x), y), 4, vl.means, list(vl.log_sigmas)
     )
@@ -205,7 +205,7 @@ def test_hessian_variant_diverges_where_the_paper_says():
                 torch.tensor(1.4),
             )
             assert (hessian > 1) == (sign == -1)  # 1 / s^2 is 1
-            optimizer = torch.optim.SGD(vl.log_sigmas, lr=0.1)
+            optimizer = torch.optim.SGD(vl.log_sigmas, lr=0.5)
             path = []
             for _ in range(400):
                 optimizer.zero_grad()
