@@ -60,17 +60,17 @@ la = Laplace(small, "regression", "all", "full")
 la.fit(loader)
 found = maximise_evidence(la)
 print(
-    f"noise {la.sigma_noise:.3f} (0.15 was added), prior {la.prior_precision.item():.3f}, "
-    f"{found.effective_parameters.sum():.1f} of {la.n_params} parameters determined, "
-    f"{len(found.log_evidence)} updates"
+    f"noise {la.sigma_noise:.3f} (0.15 was added), prior "
+    f"{la.prior_precision.item():.3f}, {found.effective_parameters.sum():.1f} of "
+    f"{la.n_params} parameters determined, {len(found.log_evidence)} updates"
 )
 
 # %%
 # Batch norm
 # ----------
 # A network with batch norm computes the same if its normalised weights are ten times as
-# large. So their size says nothing about the prior, and training leaves it at no mode of
-# the posterior. Two remedies: take the evidence at the optimum of the *linearised*
+# large. So their size says nothing about the prior, and training leaves it at no mode
+# of the posterior. Two remedies: take the evidence at the optimum of the *linearised*
 # network (found without ever building a Jacobian), and give each normalised layer a
 # prior of its own. ``normalised_groups`` finds these layers by doubling their weights.
 
@@ -159,8 +159,8 @@ plt.show()
 # %%
 # A few weights with all their covariances
 # ----------------------------------------
-# A cheap diagonal tells which weights are left most open; laplace-torch's own subnetwork
-# posterior then treats these together.
+# A cheap diagonal tells which weights are left most open; laplace-torch's own
+# subnetwork posterior then treats these together.
 
 cheap = Laplace(small, "regression", "all", "approx_diag")
 cheap.fit(loader)
