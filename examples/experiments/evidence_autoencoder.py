@@ -61,14 +61,17 @@ def tune(la: LaplaceAE, way: str, fit: DataLoader, held_out: DataLoader) -> None
     if way == "marglik":
         la.optimize_prior_precision()
     elif way == "gridsearch":
-        settings = {"n_samples": 20, "grid_size": 11}
         la.optimize_prior_precision(
-            method="gridsearch", val_loader=held_out, **settings
+            method="gridsearch", val_loader=held_out, n_samples=20, grid_size=11
         )
     elif way.startswith("MacKay"):
         maximise_evidence(la, "layerwise" if "layers" in way else "scalar")
     elif way == "linear optimum":
-        maximise_linear_evidence(la, fit, max_rounds=10, max_steps=20, tolerance=0.05)
+        # The noise stays that of the network's residuals: its linear model fits the
+        # training data closer than the network, which makes the predictions, does.
+        maximise_linear_evidence(
+            la, fit, learn_noise=False, tolerance=0.05, max_rounds=10, max_steps=20
+        )
 
 
 def judge(la: LaplaceAE, test: Tensor, outliers: Tensor) -> dict[str, float]:

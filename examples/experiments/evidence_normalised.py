@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 from comparing import write_json
-from laplace import Laplace
-from laplace.baselaplace import ParametricLaplace
+from laplace.baselaplace import FullLaplace, ParametricLaplace
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
@@ -128,14 +127,13 @@ def main() -> None:
         for at_optimum in (False, True):
             for prior in ("one", "groups"):
                 groups = normalised_groups(model, x) if prior == "groups" else "scalar"
-                la = Laplace(model, "regression", "all", "full", sigma_noise=NOISE)
+                la = FullLaplace(model, "regression", sigma_noise=NOISE)
                 la.fit(loader)
-                if at_optimum:
+                found = maximise_evidence(la, groups)
+                if at_optimum:  # with the network's noise: it makes the predictions
                     found = maximise_linear_evidence(
-                        la, loader, groups, max_rounds=rounds
+                        la, loader, groups, learn_noise=False, max_rounds=rounds
                     )
-                else:
-                    found = maximise_evidence(la, groups)
                 rows.append({
                     "seed": seed,
                     "evidence": "linear optimum" if at_optimum else "network",

@@ -9,13 +9,12 @@ learning-rate multiplier of log-sigma, and measures what a step costs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from comparing import interleaved, made_up, ratio, write_json
+from comparing import Contender, interleaved, made_up, ratio, write_json
 from torch import Tensor
 from torch.nn.functional import nll_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -123,7 +122,7 @@ def rows_of(
     return found
 
 
-def step_of(model: VariationalLaplace, x: Tensor, y: Tensor) -> Callable[[], None]:
+def step_of(model: VariationalLaplace, x: Tensor, y: Tensor) -> Contender:
     """A step of training, for timing.
 
     Args:
@@ -160,7 +159,9 @@ def costs(plan: Plan, batch: Data) -> dict[str, float]:
         n_some = max(1, len(batch[0]) // part)
         name = f"VL, penalty on 1/{part} of the batch"
         ways[name] = VariationalLaplace(build(), penalty_samples=n_some)
-    steps = {name: step_of(model, *batch) for name, model in ways.items()}
+    steps: dict[str, Contender] = {
+        name: step_of(model, *batch) for name, model in ways.items()
+    }
     times = interleaved(steps, plan.rounds, "cost")
     return {name: ratio(times, name, "MAP") for name in steps}
 

@@ -102,7 +102,7 @@ places = torch.cartesian_prod(grid, grid)
 with torch.no_grad():
     maps = {
         "plain training": plain(places).softmax(1)[:, 1],
-        "VL, linearised": la(places, pred_type="glm", link_approx="probit")[:, 1],
+        "VL, linearised": torch.as_tensor(la(places, pred_type="glm"))[:, 1],
     }
 figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
 axes[0].plot(bounds, color="#0072b2")

@@ -15,10 +15,11 @@ they go wrong for networks with batch norm, and what puts them right.
 
 import matplotlib.pyplot as plt
 import torch
-from laplace import Laplace
+from laplace.baselaplace import FullLaplace, ParametricLaplace
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lae_backpack import ApproxDiagLaplace
 from lae_backpack.posterior.evidence import (
     largest_variances,
     maximise_evidence,
@@ -56,12 +57,12 @@ def trained(model: nn.Sequential, n_steps: int) -> nn.Sequential:
 
 
 small = trained(nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)), 1500)
-la = Laplace(small, "regression", "all", "full")
+la = FullLaplace(small, "regression")
 la.fit(loader)
 found = maximise_evidence(la)
 print(
     f"noise {la.sigma_noise:.3f} (0.15 was added), prior "
-    f"{la.prior_precision.item():.3f}, {found.effective_parameters.sum():.1f} of "
+    f"{found.prior_precision.item():.3f}, {found.effective_parameters.sum():.1f} of "
     f"{la.n_params} parameters determined, {len(found.log_evidence)} updates"
 )
 
@@ -90,7 +91,7 @@ groups = normalised_groups(normed, x)
 print("normalised:", groups)
 
 
-def log_density(la: Laplace, name: str) -> float:
+def log_density(la: ParametricLaplace, name: str) -> float:
     mean, variance = la(test[name])
     total = variance.reshape(-1, 1) + la.sigma_noise**2
     return float(
@@ -100,20 +101,20 @@ def log_density(la: Laplace, name: str) -> float:
 
 posteriors, densities = {}, {}
 for name in ("plain evidence", "at the linear optimum", "and in groups"):
-    la = Laplace(normed, "regression", "all", "full")
+    la = FullLaplace(normed, "regression")
     la.fit(loader)
     if name == "plain evidence":
-        maximise_evidence(la)
+        chosen = maximise_evidence(la)
     elif name == "at the linear optimum":
-        maximise_linear_evidence(la, loader)
+        chosen = maximise_linear_evidence(la, loader)
     else:
-        maximise_linear_evidence(la, loader, groups)
+        chosen = maximise_linear_evidence(la, loader, groups)
     posteriors[name] = la
     densities[name] = {place: log_density(la, place) for place in test}
     print(
         f"{name:>22}: log-density inside {densities[name]['inside']:.3f}, in the gap "
-        f"{densities[name]['gap']:.3f}, prior {la.prior_precision.min():.3g} to "
-        f"{la.prior_precision.max():.3g}"
+        f"{densities[name]['gap']:.3f}, prior {chosen.prior_precision.min():.3g} to "
+        f"{chosen.prior_precision.max():.3g}"
     )
 
 # %%
@@ -124,16 +125,12 @@ for name in ("plain evidence", "at the linear optimum", "and in groups"):
 
 grid = torch.linspace(-3.5, 3.5, 100)[:, None]
 spread = posteriors["and in groups"](grid)[1].flatten().sqrt()
-with torch.no_grad():
-    for place in (0, 3):
-        for tensor in (
-            normed[place].weight,
-            normed[place].bias,
-            normed[place + 1].running_mean,
-        ):
-            tensor *= 10
-        normed[place + 1].running_var.mul_(100)
-scaled = Laplace(normed, "regression", "all", "full")
+state = normed.state_dict()
+for layer, norm in (("0", "1"), ("3", "4")):
+    for name in (f"{layer}.weight", f"{layer}.bias", f"{norm}.running_mean"):
+        state[name] *= 10
+    state[f"{norm}.running_var"] *= 100
+scaled = FullLaplace(normed, "regression")
 scaled.fit(loader)
 maximise_linear_evidence(scaled, loader, groups)
 scaled_spread = scaled(grid)[1].flatten().sqrt()
@@ -162,7 +159,7 @@ plt.show()
 # A cheap diagonal tells which weights are left most open; laplace-torch's own
 # subnetwork posterior then treats these together.
 
-cheap = Laplace(small, "regression", "all", "approx_diag")
+cheap = ApproxDiagLaplace(small, "regression")
 cheap.fit(loader)
 maximise_evidence(cheap)
 print("weights", largest_variances(cheap, 6).tolist(), "of", cheap.n_params)

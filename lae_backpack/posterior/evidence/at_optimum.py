@@ -150,7 +150,10 @@ def maximise_linear_evidence(
         la: A fitted posterior over all trainable weights.
         loader: The data it was fitted to.
         groups: As for ``maximise_evidence``.
-        learn_noise: As for ``maximise_evidence``.
+        learn_noise: As for ``maximise_evidence``. It is the noise around the linear
+            model, which may fit closer than the network that makes the predictions:
+            with a network far from its optimum, keep that of the network's residuals
+            by ``False``.
         tolerance: The relative change to stop at.
         max_rounds: The updates to stop at; each finds the optimum anew.
         **optimum: As for ``linear_optimum``.
