@@ -114,7 +114,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     if args.smoke:
         draw = torch.Generator().manual_seed(args.seed)
-        train, held_out, test, outliers = (made_up(n, draw) for n in (48, 8, 8, 8))
+        train, held_out, test, outliers = (made_up(n, draw) for n in (16, 4, 4, 4))
     else:
         images = load_images("mnist", "train", args.data_dir).flatten(1)
         train, held_out = images[:55_000], images[55_000:55_500]

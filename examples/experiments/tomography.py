@@ -149,7 +149,7 @@ def draw(truth: Tensor, found: dict[str, Gaussian], path: Path) -> None:
         pictures = {way: (mean, 1.0), "absolute error": ((mean - truth).abs(), top)}
         pictures["standard deviation"] = (variance.sqrt(), top)
         for ax, (name, (values, most)) in zip(row, pictures.items(), strict=True):
-            ax.imshow(values.reshape(28, 28), vmin=0, vmax=most)
+            ax.imshow(values.reshape(28, 28).numpy(), vmin=0, vmax=most)
             ax.set(title=name, xticks=[], yticks=[])
     figure.tight_layout()
     figure.savefig(path, dpi=150)

@@ -28,12 +28,14 @@ from lae_backpack.posterior.evidence.mackay import (
     Fit,
     log_evidence,
     noise_is_learned,
+    reachable,
     summary,
     update,
 )
 
 METHODS = ("cg", "adam")
-NEWTON_STEPS = 50
+# A squared error needs one step; the others are for rounding, or few products.
+QUADRATIC_STEPS, NEWTON_STEPS = 3, 50
 
 
 def linear_optimum(
@@ -74,10 +76,10 @@ def linear_optimum(
 def _newton(
     model: LinearModel, deviation: Tensor, tolerance: float, max_steps: int
 ) -> Tensor:
-    """Newton's method; a squared error needs one step, or two after rounding."""
+    """Newton's method, with steps that are cut where they overshoot."""
     value, gradient, _ = model.objective(deviation)
     rounding = 10 * torch.finfo(value.dtype).eps
-    for _ in range(NEWTON_STEPS):
+    for _ in range(QUADRATIC_STEPS if model.is_quadratic else NEWTON_STEPS):
         size = float(_size(model, gradient))
         if size <= tolerance:
             break
@@ -165,6 +167,7 @@ def maximise_linear_evidence(
     learn_noise = noise_is_learned(la, learn_noise)
     require_fit(la)
     own, model = PriorGroups(la, groups), LinearModel(la, loader)
+    tolerance = reachable(la, tolerance)
     start, history, change = None, [], float("inf")
 
     def fit_now() -> Fit:

@@ -54,8 +54,7 @@ class PriorGroups:
         device = la._device
         self.of_tensor = torch.tensor(list(member), device=device)  # [L]
         self.count = int(self.of_tensor.max()) + 1
-        repeats = torch.tensor(sizes, device=device)
-        self.of_weight = self.of_tensor.repeat_interleave(repeats)  # [P]
+        self._sizes = sizes
 
     def sums(self, numbers: Tensor) -> Tensor:
         """Add up within groups.
@@ -66,8 +65,9 @@ class PriorGroups:
         Returns:
             One for each group.  # [G]
         """
-        zeros = numbers.new_zeros(self.count)
-        return zeros.index_add_(0, self.of_weight, numbers)
+        # Tensor by tensor: adding one number after the other would lose digits.
+        sums = torch.stack([part.sum() for part in numbers.split(self._sizes)])
+        return numbers.new_zeros(self.count).index_add_(0, self.of_tensor, sums)
 
     def present(self, la: ParametricLaplace) -> Tensor:
         """The groups' geometric means of the prior precisions that there are.

@@ -83,6 +83,7 @@ def maximise_evidence(
     require_fit(la)
     own = PriorGroups(la, groups)
     fit = Fit(weights_from_prior(la).detach(), torch.as_tensor(la.loss).detach())
+    tolerance = reachable(la, tolerance)
     history, change = [], float("inf")
     for _ in range(max_steps):
         # Halfway, on a log scale: the whole step overshoots, and would only crawl
@@ -196,6 +197,19 @@ def summary(
         weights=fit.from_prior + la.prior_mean,
         converged=converged,
     )
+
+
+def reachable(la: ParametricLaplace, tolerance: float) -> float:
+    """A tolerance that rounding allows.
+
+    Args:
+        la: The posterior.
+        tolerance: What was wanted.
+
+    Returns:
+        No less than what numbers of the posterior's dtype can tell apart.
+    """
+    return max(tolerance, 100 * torch.finfo(la._dtype).eps)
 
 
 def noise_is_learned(la: ParametricLaplace, wanted: bool | None) -> bool:
