@@ -170,9 +170,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_default_dtype(torch.float64)
     args.out.mkdir(parents=True, exist_ok=True)
-    n_images, steps, width, n_angles = args.images, args.steps, 16, 20
+    n_images, steps, updates, width, n_angles = args.images, args.steps, 300, 16, 20
     if args.smoke:
-        n_images, steps, width, n_angles = 1, 30, 3, 4
+        n_images, steps, updates, width, n_angles = 1, 30, 5, 3, 4
         images = made_up(1, torch.Generator().manual_seed(args.seed))
     else:
         images = load_images("mnist", "test", args.data_dir).flatten(1)
@@ -188,7 +188,7 @@ def main() -> None:
             net = SmallUNet(width, share)
             reconstruct(net, start, measured, matrix, steps)
             if way == "linearised":
-                found[way] = linearised(net, start, measured, matrix, steps // 10)
+                found[way] = linearised(net, start, measured, matrix, updates)
             else:
                 found[way] = by_dropout(net, start, 100)
             rows.append({"image": number, "way": way, **scores(truth, found[way])})
