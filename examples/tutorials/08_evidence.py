@@ -16,6 +16,7 @@ they go wrong for networks with batch norm, and what puts them right.
 import matplotlib.pyplot as plt
 import torch
 from laplace.baselaplace import FullLaplace, ParametricLaplace
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -65,6 +66,25 @@ print(
     f"{found.prior_precision.item():.3f}, {found.effective_parameters.sum():.1f} of "
     f"{la.n_params} parameters determined, {len(found.log_evidence)} updates"
 )
+
+grid = torch.linspace(-3.5, 3.5, 100)[:, None]
+
+
+def draw(ax: Axes, title: str, mean: Tensor, bars: Tensor) -> None:
+    low, high = (mean.flatten() + sign * 2 * bars.flatten() for sign in (-1, 1))
+    ax.fill_between(grid.flatten(), low, high, alpha=0.3)
+    ax.plot(grid, mean, color="#0072b2")
+    ax.plot(x, y, ".", color="black", markersize=3)
+    ax.set(title=title, ylim=(-4, 4), xlabel="x")
+
+
+figure, axes = plt.subplots(1, 3, figsize=(11, 3), layout="constrained", sharey=True)
+best_prior = found.prior_precision.item()
+for ax, factor in zip(axes, (0.01, 1.0, 100.0), strict=True):
+    la.prior_precision = factor * best_prior
+    mean, variance = la(grid)
+    draw(ax, f"prior: {factor:g} of the best", mean, variance.sqrt())
+plt.show()
 
 # %%
 # Batch norm
@@ -123,8 +143,10 @@ for name in ("plain evidence", "at the linear optimum", "and in groups"):
 # Ten times the normalised weights (and the statistics that belong to them): the same
 # network. With groups, the same error bars, too.
 
-grid = torch.linspace(-3.5, 3.5, 100)[:, None]
-spread = posteriors["and in groups"](grid)[1].flatten().sqrt()
+plain, spread = (
+    posteriors[name](grid)[1].flatten().sqrt()
+    for name in ("plain evidence", "and in groups")
+)
 state = normed.state_dict()
 for layer, norm in (("0", "1"), ("3", "4")):
     for name in (f"{layer}.weight", f"{layer}.bias", f"{norm}.running_mean"):
@@ -138,19 +160,9 @@ difference = float((scaled_spread / spread).log().abs().max())
 print(f"largest relative difference of the error bars: {difference:.4f}")
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained", sharey=True)
-mean = scaled(grid)[0].flatten()
-for ax, (title, bars) in zip(
-    axes,
-    {
-        "plain evidence": posteriors["plain evidence"](grid)[1].flatten().sqrt(),
-        "both remedies": spread,
-    }.items(),
-    strict=True,
-):
-    ax.fill_between(grid.flatten(), mean - 2 * bars, mean + 2 * bars, alpha=0.3)
-    ax.plot(grid, mean, color="#0072b2")
-    ax.plot(x, y, ".", color="black", markersize=3)
-    ax.set(title=title, ylim=(-4, 4), xlabel="x")
+mean = scaled(grid)[0]
+draw(axes[0], "plain evidence", mean, plain)
+draw(axes[1], "both remedies", mean, spread)
 plt.show()
 
 # %%
