@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "curvature": set(),
     "posterior": {"curvature"},
     "latent": {"curvature", "posterior"},
-    "variational": {"curvature"},
+    "variational": {"curvature", "posterior"},
     "downstream": {"curvature", "posterior", "latent", "variational", "datasets"},
     "datasets": set(),
     "testing": {"curvature"},

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
 from lae_backpack.latent import LatentLaplace, halved_decay
-from lae_backpack.latent.conjugate_gradients import conjugate_gradients
 from lae_backpack.latent.likelihoods import Bernoulli, Gaussian
 from lae_backpack.latent.linearisation import ByJacobian
 from lae_backpack.latent.shared_metric import ROUTES, BySharedMetric, by_jacobian
+from lae_backpack.posterior.conjugate_gradients import conjugate_gradients
 
 SIGMA = 0.3
 

@@ -136,4 +136,4 @@ def test_the_cost_is_measured(run, tmp_path: Path):
 
 
 def test_the_tutorial_proves_itself(run):
-    assert "bound with the full covariance" in run("tutorials/latent_codes.py")
+    assert "bound with the full covariance" in run("tutorials/07_latent_codes.py")

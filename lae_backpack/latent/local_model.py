@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lae_backpack.latent.conjugate_gradients import Product, solve
+from lae_backpack.latent.conjugate_gradients import solve
+from lae_backpack.posterior.conjugate_gradients import Product
 
 
 class LocalModel(ABC):

@@ -17,6 +17,7 @@ from lae_backpack.posterior.batches import Pairs, checked_batches
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.density import BernoulliNLL
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
+from lae_backpack.posterior.evidence.effective import effective_parameters
 from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.reconstruction import Reconstructions
 from lae_backpack.posterior.sampling import as_vector, evaluating
@@ -170,8 +171,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
 
         def is_below_the_maximum(variance: Tensor) -> bool:
             self.sigma_noise = variance.sqrt()
-            effective = (self._H_factor * self.H / self.posterior_precision).sum()
-            free = self.n_data * self.n_outputs - effective
+            free = self.n_data * self.n_outputs - effective_parameters(self)
             return bool(2 * self.loss / variance > free)
 
         lower = torch.as_tensor(self.sigma_noise).square()

@@ -1,0 +1,84 @@
+"""What Variational Laplace is compared with: plain training and sampled weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from typing_extensions import override
+
+from lae_backpack.variational import Terms, VariationalLaplace
+
+
+class SampledWeights(VariationalLaplace):
+    """Mean-field variational inference: the same Gaussian, one sample a step."""
+
+    @override
+    def terms(
+        self,
+        x: Tensor,
+        y: Tensor,
+        n_data: int,
+        generator: torch.Generator | None = None,
+    ) -> Terms:
+        names = [n for n, p in self.model.named_parameters() if p.requires_grad]
+        drawn = {}
+        for name, mean, log_sigma in zip(
+            names, self.means, self.log_sigmas, strict=True
+        ):
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            drawn[name] = mean + log_sigma.exp() * noise
+        output = functional_call(self.model, drawn, (x,))
+        self.n_data, self.n_outputs = n_data, output[0].numel()
+        log_likelihood = self.likelihood.log_prob(output, y) / len(x)
+        kl = self.beta * self.kl() / n_data
+        return Terms(log_likelihood, torch.zeros_like(kl), kl)
+
+
+class PointEstimate(VariationalLaplace):
+    """MAP: the mean alone, with the prior's penalty."""
+
+    @override
+    def terms(
+        self,
+        x: Tensor,
+        y: Tensor,
+        n_data: int,
+        generator: torch.Generator | None = None,
+    ) -> Terms:
+        output = self.model(x)
+        self.n_data, self.n_outputs = n_data, output[0].numel()
+        pairs = zip(self.means, self.prior_scales, strict=True)
+        squares = [(mean / scale).square().sum() for mean, scale in pairs]
+        penalty = 0.5 * self.beta * torch.stack(squares).sum() / n_data
+        log_likelihood = self.likelihood.log_prob(output, y) / len(x)
+        return Terms(log_likelihood, torch.zeros_like(penalty), penalty)
+
+
+WAYS: dict[str, type[VariationalLaplace]] = {
+    "VL": VariationalLaplace,
+    "VI": SampledWeights,
+    "MAP": PointEstimate,
+}
+
+
+def softplus_cnn(width: int = 16, classes: int = 10) -> nn.Sequential:
+    """A small convolutional net for 28x28 images, smooth everywhere.
+
+    Args:
+        width: The channels of the first layer.
+        classes: The outputs.
+
+    Returns:
+        The net.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, stride=2, padding=1),
+        nn.Softplus(),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        nn.Softplus(),
+        nn.Flatten(),
+        nn.Linear(2 * width * 49, 64),
+        nn.Softplus(),
+        nn.Linear(64, classes),
+    )

@@ -1,0 +1,209 @@
+"""Variational Laplace on Fashion-MNIST, against sampled weights and plain training.
+
+    python examples/experiments/variational_fashion.py --data-dir DIR  # or LAE_DATA=DIR
+
+Trains a small Softplus CNN in every way for the same epochs, over beta and over the
+learning-rate multiplier of log-sigma, and measures what a step costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from comparing import Contender, interleaved, made_up, ratio, write_json
+from torch import Tensor
+from torch.nn.functional import nll_loss
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+from variational_baselines import WAYS, softplus_cnn
+
+from lae_backpack.datasets import load_images, load_labels
+from lae_backpack.downstream.calibration import calibration_errors
+from lae_backpack.variational import VariationalLaplace
+
+RESULTS = Path(__file__).parent / "results"
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done.
+
+    Attributes:
+        epochs: Of every run.
+        betas: How much the prior counts.
+        multipliers: Of the learning rate of log-sigma, at ``beta = 0.1``.
+        rounds: Of timing.
+        width: Of the net.
+        batch_size: Of training.
+    """
+
+    epochs: int = 20
+    betas: tuple[float, ...] = (0.01, 0.1, 1.0)
+    multipliers: tuple[float, ...] = (1.0, 3.0, 30.0)
+    rounds: int = 30
+    width: int = 16
+    batch_size: int = 128
+
+
+SMOKE = Plan(epochs=1, betas=(0.1,), multipliers=(1.0,), rounds=1, width=2)
+
+
+def train(
+    way: str, train: Data, plan: Plan, beta: float, multiplier: float, seed: int
+) -> tuple[VariationalLaplace, list[float]]:
+    """Train one net.
+
+    Args:
+        way: ``"VL"``, ``"VI"`` or ``"MAP"``.
+        train: Images and labels.
+        plan: How long.
+        beta: How much the prior counts.
+        multiplier: Of the learning rate of log-sigma.
+        seed: Where randomness starts.
+
+    Returns:
+        What was learned, and the bound after each epoch.
+    """
+    torch.manual_seed(seed)
+    model = WAYS[way](softplus_cnn(plan.width), "classification", beta=beta)
+    loader = DataLoader(TensorDataset(*train), plan.batch_size, shuffle=True)
+    return model, model.fit(loader, plan.epochs, 1e-3, multiplier)
+
+
+@torch.no_grad()
+def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Judge predictions.
+
+    Args:
+        probabilities: Of the classes.  # [N, C]
+        labels: The true ones.  # [N]
+
+    Returns:
+        Negative log-likelihood, accuracy and calibration error.
+    """
+    logs = probabilities.clamp_min(1e-30).log()
+    return {
+        "nll": float(nll_loss(logs, labels)),
+        "accuracy": float((logs.argmax(1) == labels).float().mean()),
+        "ece": calibration_errors(probabilities, labels, n_bins=15).ece,
+    }
+
+
+@torch.no_grad()
+def rows_of(
+    way: str, model: VariationalLaplace, test: Data, seed: int
+) -> dict[str, dict[str, float]]:
+    """Judge a net in all the ways it can predict.
+
+    Args:
+        way: How it was trained.
+        model: What was learned.
+        test: Images and labels.
+        seed: Of the sampled networks.
+
+    Returns:
+        The scores by the name of the prediction.
+    """
+    pieces = test[0].split(500)
+    mean = torch.cat([model(x).softmax(1) for x in pieces])
+    if way == "MAP":
+        return {"MAP": scores(mean, test[1])}
+    found = {f"{way} (mean)": scores(mean, test[1])}
+    la, draw = model.to_laplace(), torch.Generator().manual_seed(seed)
+    networks = {"pred_type": "nn", "link_approx": "mc", "n_samples": 10}
+    sampled = [la(x, generator=draw, **networks) for x in pieces]
+    probabilities = torch.cat([p for p in sampled if isinstance(p, Tensor)])
+    found[f"{way} (10 samples)"] = scores(probabilities, test[1])
+    return found
+
+
+def step_of(model: VariationalLaplace, x: Tensor, y: Tensor) -> Contender:
+    """A step of training, for timing.
+
+    Args:
+        model: What is trained.
+        x: A batch.
+        y: Its labels.
+
+    Returns:
+        The step.
+    """
+    optimizer = torch.optim.Adam(model.parameter_groups(1e-3))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.loss(x, y, 60_000).backward()
+        optimizer.step()
+
+    return step
+
+
+def costs(plan: Plan, batch: Data) -> dict[str, float]:
+    """What a step costs, as ratios to plain training.
+
+    Args:
+        plan: How many rounds.
+        batch: Images and labels.
+
+    Returns:
+        Median ratios by way.
+    """
+    build = partial(softplus_cnn, plan.width)
+    ways = {name: way(build()) for name, way in WAYS.items()}
+    for part in (2, 4):
+        n_some = max(1, len(batch[0]) // part)
+        name = f"VL, penalty on 1/{part} of the batch"
+        ways[name] = VariationalLaplace(build(), penalty_samples=n_some)
+    steps: dict[str, Contender] = {
+        name: step_of(model, *batch) for name, model in ways.items()
+    }
+    times = interleaved(steps, plan.rounds, "cost")
+    return {name: ratio(times, name, "MAP") for name in steps}
+
+
+def main() -> None:
+    """Run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
+    parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
+    args = parser.parse_args()
+    plan = SMOKE if args.smoke else Plan()
+    if args.smoke:
+        draw = torch.Generator().manual_seed(args.seed)
+        images = made_up(64, draw).reshape(-1, 1, 28, 28)
+        data = test = images, torch.arange(64) % 10
+    else:
+        data, test = (
+            (
+                load_images("fashion-mnist", split, args.data_dir),
+                load_labels("fashion-mnist", split, args.data_dir),
+            )
+            for split in ("train", "test")
+        )
+    runs = [(way, beta, 10.0) for beta in plan.betas for way in WAYS]
+    runs += [(way, 0.1, m) for m in plan.multipliers for way in ("VL", "VI")]
+    rows = []
+    for way, beta, multiplier in tqdm(runs, disable=None):
+        model, bounds = train(way, data, plan, beta, multiplier, args.seed)
+        for name, found in rows_of(way, model, test, args.seed).items():
+            row = {"way": name, "beta": beta, "multiplier": multiplier, **found}
+            print(
+                "  ".join(f"{k} {v:.4g}" if k != "way" else v for k, v in row.items())
+            )
+            rows.append({**row, "bounds": bounds})
+    batch = data[0][: plan.batch_size], data[1][: plan.batch_size]
+    content = {"seed": args.seed, "rows": rows, "cost_over_map": costs(plan, batch)}
+    for name, value in content["cost_over_map"].items():
+        print(f"a step of {name}: {value:.2f} times that of MAP")
+    write_json(args.out / "variational_fashion.json", content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The terms of Variational Laplace's objective, as functions of plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An estimate of the evidence bound, per sample of the data.
+
+    Attributes:
+        log_likelihood: At the mean weights.  # []
+        penalty: What the variances cost, by the curvature.  # []
+        kl: The divergence from the prior, times beta.  # []
+    """
+
+    log_likelihood: Tensor
+    penalty: Tensor
+    kl: Tensor
+
+    @property
+    def bound(self) -> Tensor:
+        """What is maximised."""
+        return self.log_likelihood - self.penalty - self.kl
+
+
+def divergence(
+    means: Sequence[Tensor], log_sigmas: Sequence[Tensor], scales: Sequence[Tensor]
+) -> Tensor:
+    """How far Gaussians are from the prior (eq. 12).
+
+    Args:
+        means: The weights' means.
+        log_sigmas: The logarithms of their standard deviations.
+        scales: The prior's standard deviations.
+
+    Returns:
+        The Kullback-Leibler divergence, summed over weights.  # []
+    """
+    parts = []
+    for mean, log_sigma, scale in zip(means, log_sigmas, scales, strict=True):
+        squares = ((2 * log_sigma).exp() + mean.square()) / scale**2
+        parts.append((squares - 1 + 2 * (scale.log() - log_sigma)).sum())
+    return 0.5 * torch.stack(parts).sum()
+
+
+def fisher_penalty(
+    log_prob: Tensor,
+    n_samples: int,
+    means: Sequence[Tensor],
+    log_sigmas: Sequence[Tensor],
+) -> Tensor:
+    """Half the variance-weighted squared gradient, for targets drawn from the model.
+
+    The gradient is that of the batch's sum: products of different samples vanish on
+    average, so no gradients of single samples are needed.
+
+    Args:
+        log_prob: Of the drawn targets, summed over a batch, with its graph.  # []
+        n_samples: The samples of that batch.
+        means: The weights.
+        log_sigmas: The logarithms of their standard deviations.
+
+    Returns:
+        The penalty per sample; its mean is half of ``sum(sigma^2 Fisher)``.  # []
+    """
+    gradients = torch.autograd.grad(
+        log_prob / n_samples, list(means), create_graph=True
+    )
+    return 0.5 * n_samples * _weighted(log_sigmas, [g.square() for g in gradients])
+
+
+def hessian_penalty(
+    log_prob: Tensor,
+    n_samples: int,
+    means: Sequence[Tensor],
+    log_sigmas: Sequence[Tensor],
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Minus half the variance-weighted Hessian of the data's log-likelihood (eq. 20).
+
+    It may be negative, and variances then grow without bound: it is here to show that.
+
+    Args:
+        log_prob: Of the data, summed over a batch, with its graph.  # []
+        n_samples: The samples of that batch.
+        means: The weights.
+        log_sigmas: The logarithms of their standard deviations.
+        generator: Where randomness comes from.
+
+    Returns:
+        The penalty per sample, by one random probe of the diagonal.  # []
+    """
+    gradients = torch.autograd.grad(
+        log_prob / n_samples, list(means), create_graph=True
+    )
+    signs = [_signs(mean, generator) for mean in means]
+    products = torch.autograd.grad(gradients, list(means), signs, create_graph=True)
+    diagonal = [s * p for s, p in zip(signs, products, strict=True)]
+    return -0.5 * _weighted(log_sigmas, diagonal)
+
+
+def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    uniform = torch.empty_like(like).uniform_(-1, 1, generator=generator)
+    return torch.where(uniform < 0, -1.0, 1.0).to(like)
+
+
+def _weighted(log_sigmas: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+    pairs = zip(log_sigmas, numbers, strict=True)
+    return torch.stack([((2 * s).exp() * n).sum() for s, n in pairs]).sum()

@@ -1,0 +1,72 @@
+"""The experiments on Variational Laplace and the evidence run."""
+
+import json
+import math
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from radon import radon_matrix
+from variational_baselines import PointEstimate, SampledWeights, softplus_cnn
+
+from lae_backpack.variational import VariationalLaplace
+
+EXPERIMENTS = Path(__file__).parents[1] / "examples" / "experiments"
+SCRIPTS = {
+    "variational_fashion": {"way", "beta", "multiplier", "nll", "accuracy", "ece"},
+    "evidence_normalised": {"seed", "evidence", "prior", "inside", "gap"},
+    "evidence_autoencoder": {"way", "log_density", "coverage_of_90", "auroc"},
+    "tomography": {"image", "way", "log_density", "coverage_of_90", "rmse"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Matplotlib")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_experiment_runs(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(sys, "argv", [script, "--smoke", "--out", str(tmp_path)])
+    runpy.run_path(str(EXPERIMENTS / f"{script}.py"), run_name="__main__")
+    rows = json.loads((tmp_path / f"{script}.json").read_text())["rows"]
+    assert rows
+    for row in rows:
+        assert SCRIPTS[script] <= row.keys()
+        numbers = [v for v in row.values() if isinstance(v, float)]
+        assert numbers and all(map(math.isfinite, numbers))
+
+
+def test_projections_keep_the_mass_and_are_turned_sums():
+    matrix, image = radon_matrix(28, 4), torch.rand(28, 28)
+    projections = (matrix @ image.flatten()).reshape(4, -1)
+    torch.testing.assert_close(projections.sum(1), image.sum().expand(4))
+    # Even sizes: columns fall halfway between detectors, or exactly on one.
+    columns = projections[0]
+    torch.testing.assert_close(columns[columns > 1e-9].sum(), image.sum())
+    turned = (matrix @ image.rot90().flatten()).reshape(4, -1)
+    assert min(
+        float((turned[2] - other).abs().max())
+        for other in (projections[0], projections[0].flip(0))
+    ) < 1e-9  # fmt: skip
+
+
+def test_baselines_have_the_objectives_they_are_named_for():
+    x, y = torch.rand(3, 1, 28, 28), torch.tensor([0, 1, 2])
+    vl, vi, point = (
+        way(softplus_cnn(2), beta=0.5)
+        for way in (VariationalLaplace, SampledWeights, PointEstimate)
+    )
+    for model in (vi, point):
+        model.load_state_dict(vl.state_dict())
+    with torch.no_grad():
+        for log_sigma in vi.log_sigmas:
+            log_sigma.fill_(-30.0)  # sampled weights are the mean
+    terms = {"vl": vl.terms(x, y, 10), "vi": vi.terms(x, y, 10)}
+    torch.testing.assert_close(terms["vi"].log_likelihood, terms["vl"].log_likelihood)
+    torch.testing.assert_close(terms["vi"].kl, 0.5 * vi.kl() / 10)
+    prior = torch.distributions.Normal
+    logs = sum(
+        (prior(0.0, s).log_prob(m) - prior(0.0, s).log_prob(torch.zeros(()))).sum()
+        for m, s in zip(point.means, point.prior_scales, strict=True)
+    )
+    torch.testing.assert_close(point.terms(x, y, 10).kl, -0.5 * logs / 10)
