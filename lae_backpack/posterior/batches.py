@@ -10,8 +10,10 @@ from backpack import disable
 from torch import Tensor
 from torch.nn import Module
 
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.chunks import automatic_size
 from lae_backpack.posterior.sampling import evaluating
+from lae_backpack.posterior.shards import own_part
 
 NO_BATCH = "The loader yields no batch. Give it a dataset with data."
 
@@ -95,7 +97,8 @@ def checked_batches(
     """A loader's inputs, on the model's device.
 
     Args:
-        loader: Yields ``x``, ``(x,)`` or ``(x, label)``.
+        loader: Yields ``x``, ``(x,)`` or ``(x, label)``; of several ranks, one may be
+            without data.
         model: The model.
         probabilities: Whether pixels must be within [0, 1].
 
@@ -106,7 +109,7 @@ def checked_batches(
         ValueError: If there is no batch, or pixels are no probabilities.
     """
     number, shape = 0, None
-    for number, batch in enumerate(loader, start=1):
+    for number, batch in enumerate(own_part(loader), start=1):
         x = checked_images(images_of(batch), model, f"Batch {number}")
         if x.shape[1:] != shape:
             require_reconstruction(model, x)
@@ -117,7 +120,7 @@ def checked_batches(
                 "likelihood='bernoulli' needs [0, 1]. Scale the images."
             )
         yield x
-    if number == 0:
+    if number == 0 and distributed.n_ranks() == 1:
         raise ValueError(NO_BATCH)
 
 

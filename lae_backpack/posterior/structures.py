@@ -16,6 +16,7 @@ from lae_backpack.posterior.choices import PRED_TYPES
 from lae_backpack.posterior.chunks import checked_size
 from lae_backpack.posterior.engine_laplace import EngineLaplace
 from lae_backpack.posterior.sampling import WeightSampler, evaluating, weights_by_name
+from lae_backpack.posterior.shared_fit import starts_anew
 
 
 class EngineDiagLaplace(EngineLaplace, DiagLaplace):
@@ -200,7 +201,7 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
     ) -> None:
         before = self._looks
         summed = self.looks.clone()
-        self._looks = summed.zero_() if override else summed
+        self._looks = summed.zero_() if starts_anew(override) else summed
         try:
             super().fit(train_loader, override, progress_bar)
         except BaseException:
@@ -208,6 +209,10 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
             raise
         if self.backend.calibrates:
             self.take_looks(self._looks)
+
+    @override
+    def _tensors_to_add_up(self) -> list[Tensor]:
+        return [self.H if self._looks is None else self._looks]
 
     @override
     def _curv_closure(self, X: Any, y: Tensor, N: int) -> tuple[Tensor, Tensor]:
