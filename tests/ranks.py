@@ -81,5 +81,3 @@ def _rank(i: int, n: int, port: int, pipe: Any, job: Callable[..., Any], args: A
 def _send(pipe: Any, came_through: bool, value: Any) -> None:
     # By value: torch's own way shares memory, which ends with the process.
     pipe.send_bytes(pickle.dumps((came_through, value)))
-
-

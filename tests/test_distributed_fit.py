@@ -218,7 +218,9 @@ def test_shards_cut_all_kinds_of_batches():
         if isinstance(cut, Tensor):
             assert cut.shape == (1, 3)
         else:
-            assert all(len(p) == 1 for p in (cut.values() if isinstance(cut, dict) else cut))
+            assert all(
+                len(p) == 1 for p in (cut.values() if isinstance(cut, dict) else cut)
+            )
 
 
 # Failing ------------------------------------------------------------------------------

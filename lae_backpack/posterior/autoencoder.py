@@ -19,10 +19,10 @@ from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.density import BernoulliNLL
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online.training import OnlineTraining
+from lae_backpack.posterior.rank_checks import require_same_posterior, unwrapped
 from lae_backpack.posterior.reconstruction import Reconstructions
 from lae_backpack.posterior.sampling import as_vector, evaluating
 from lae_backpack.posterior.shared_fit import (
-    require_same_posterior,
     seen_by_all,
     starts_anew,
 )
@@ -73,7 +73,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             backend_kwargs: Settings of the curvature, as for these structures.
             **kwargs: As for laplace-torch's ``DiagLaplace``.
         """
-        model = distributed.unwrapped(model)
+        model = unwrapped(model)
         require_encoder_and_decoder(model)
         require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
         require_one_of("hessian_structure", hessian_structure, tuple(SETTINGS))

@@ -28,6 +28,7 @@ from lae_backpack.posterior.memory import (
     require_memory,
     require_memory_for_batch,
 )
+from lae_backpack.posterior.rank_checks import unwrapped
 from lae_backpack.posterior.sampling import WeightSampler
 
 
@@ -72,7 +73,7 @@ class BlockDiagLaplace(EngineLaplace):
             raise ValueError(
                 f"max_memory must be a positive number of bytes, got {limit!r}."
             )
-        model = distributed.unwrapped(model)
+        model = unwrapped(model)
         self.model, self.layers, self._max_memory = model, layers_of(model), limit
         self._memory_limit = self._require_memory(held=0)
         self._checked_samples, self._scale_temperature = 0, 1.0

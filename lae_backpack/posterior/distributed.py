@@ -10,7 +10,7 @@ once more, wherever they are, and all of them stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
 
 Value = TypeVar("Value")
 # Tensors of fewer numbers travel together: each journey has a latency.
@@ -122,8 +121,17 @@ def add_up(tensors: Sequence[Tensor], *numbers: int) -> list[int]:
     if n_ranks() == 1:
         return list(numbers)
     sums = _meet(numbers, None)
-    if numbers and not any(sums):
-        return sums
+    if not numbers or any(sums):
+        sum_of_met(tensors)
+    return sums
+
+
+def sum_of_met(tensors: Sequence[Tensor]) -> None:
+    """As ``add_up``, on ranks that have met and could not fail since.
+
+    Args:
+        tensors: As for ``add_up``.
+    """
     together: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel() < SMALL:
@@ -136,7 +144,20 @@ def add_up(tensors: Sequence[Tensor], *numbers: int) -> list[int]:
         parts = joint.split([tensor.numel() for tensor in small])
         for tensor, part in zip(small, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
-    return sums
+
+
+def as_long_as_others(batches: Iterable[Value]) -> Iterator[Value | None]:
+    """Go on when a rank has no more batches, because others may have.
+
+    Args:
+        batches: This rank's.
+
+    Yields:
+        Its batches; if there are other ranks, then ``None`` for ever.
+    """
+    yield from batches
+    while n_ranks() > 1:
+        yield None
 
 
 def gathered(value: Value) -> list[Value]:
@@ -185,41 +206,6 @@ def take_buffers_of_rank_zero(model: Module) -> None:
             _travel(dist.broadcast, buffer, 0)
 
 
-def require_same(what: str, value: object, remedy: str) -> None:
-    """Refuse ranks that do different things.
-
-    Args:
-        what: What has to be the same.
-        value: This rank's; equal ones have equal texts.
-        remedy: What to do about it.
-
-    Raises:
-        ValueError: If another rank has another.
-    """
-    texts = gathered(repr(value))
-    differing = [i for i, text in enumerate(texts) if text != texts[0]]
-    if differing:
-        raise ValueError(
-            f"Rank {differing[0]} has another {what} than rank 0: "
-            f"{texts[differing[0]]} instead of {texts[0]}. {remedy}"
-        )
-
-
-def require_same_tensors(what: str, tensors: Sequence[Tensor], remedy: str) -> None:
-    """Refuse ranks that hold different numbers.
-
-    Args:
-        what: What has to be the same.
-        tensors: This rank's.
-        remedy: What to do about it.
-    """
-    if n_ranks() > 1:
-        sums = [t.detach().double().sum().item() for t in tensors]
-        # Not all digits: kinds of processors may add in another order.
-        rounded = [f"{total:.5g}" for total in sums]
-        require_same(what, [len(tensors), *rounded], remedy)
-
-
 def own_seed(seed: int) -> int:
     """A seed of this rank's own.
 
@@ -249,31 +235,6 @@ def own_randomness(device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def unwrapped(model: Module) -> Module:
-    """A model without what trains it on several ranks.
-
-    Args:
-        model: The model, maybe wrapped.
-
-    Returns:
-        The model inside DistributedDataParallel, or the model itself.
-
-    Raises:
-        ValueError: If ranks hold different pieces of the parameters.
-    """
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    names = {type(m).__name__ for m in model.modules()}
-    names |= {type(p).__name__ for p in model.parameters()}
-    if names & {"FullyShardedDataParallel", "DTensor"}:  # importing them takes long
-        raise ValueError(
-            "The model's parameters are in pieces on several ranks (FSDP), and a "
-            "posterior needs them whole. Use DistributedDataParallel, or gather the "
-            "model with summon_full_params or get_model_state_dict first."
-        )
-    return model
 
 
 def _meet(numbers: Sequence[int], error: BaseException | None) -> list[int]:

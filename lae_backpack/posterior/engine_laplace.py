@@ -22,6 +22,7 @@ from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.hyperparameters import PositiveHyperparameters
 from lae_backpack.posterior.jacobians import SmallJacobians
 from lae_backpack.posterior.propagated import probit
+from lae_backpack.posterior.rank_checks import unwrapped
 from lae_backpack.posterior.sampling import (
     WeightSampler,
     evaluating,
@@ -79,7 +80,7 @@ class EngineLaplace(
                 "'mixed_diag' for max_dense_dim."
             )
         super().__init__(
-            distributed.unwrapped(model),
+            unwrapped(model),
             likelihood,
             *args,
             backend=EngineCurvature,

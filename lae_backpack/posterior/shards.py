@@ -87,7 +87,20 @@ def n_own(sampler: DistributedSampler) -> int:
 
 
 def n_own_samples(loader: Iterable[Any]) -> int | None:
-    """The samples a rank's loader has in an epoch, as far as it tells.
+    """As ``n_samples``, without those that other ranks have, too.
+
+    Args:
+        loader: The loader of this rank.
+
+    Returns:
+        Their number, or ``None``.
+    """
+    sampler = _distributed_sampler(loader)
+    return n_samples(loader) if sampler is None else n_own(sampler)
+
+
+def n_samples(loader: Iterable[Any]) -> int | None:
+    """The samples a loader yields in an epoch, as far as it tells.
 
     Args:
         loader: The loader.
@@ -95,9 +108,6 @@ def n_own_samples(loader: Iterable[Any]) -> int | None:
     Returns:
         Their number, or ``None``.
     """
-    sampler = _distributed_sampler(loader)
-    if sampler is not None:
-        return n_own(sampler)
     # A sampler may leave some of the data out.
     for name in ("sampler", "dataset"):
         holder = getattr(loader, name, None)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from laplace.baselaplace import ParametricLaplace
 from torch import Tensor
 
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.batches import NO_BATCH
+from lae_backpack.posterior.rank_checks import require_same_posterior
 from lae_backpack.posterior.sampling import as_vector
 from lae_backpack.posterior.shards import Shard, n_own_samples
 
@@ -91,17 +91,3 @@ def starts_anew(override: bool) -> bool:
         False on one rank at most: what was fitted before is on all, and counts once.
     """
     return override or distributed.rank() > 0
-
-
-def require_same_posterior(la: ParametricLaplace) -> None:
-    """Refuse ranks with different weights or hyperparameters.
-
-    Args:
-        la: This rank's posterior.
-    """
-    distributed.require_same_tensors(
-        "model",
-        [*la.params, torch.as_tensor(la.sigma_noise), la.prior_precision],
-        "Give all ranks the same weights, for instance by DistributedDataParallel(model"
-        ") or torch.manual_seed(0) before making it.",
-    )

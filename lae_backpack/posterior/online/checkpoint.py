@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 FORMAT = "lae_backpack online run"
-VERSION = 1
+VERSION = 2
 
 
 class CheckpointError(ValueError):
@@ -64,12 +64,22 @@ def load(path: Path) -> dict[str, Any]:
             f"{path.name} is not a checkpoint of fit_online. Give a path that "
             "fit_online(checkpoint=...) has written."
         )
+    if content.get("version") == 1:
+        return _from_version_1(content)
     if content.get("version") != VERSION:
         raise CheckpointError(
             f"{path.name} has version {content.get('version')}, this package reads "
-            f"{VERSION}. Use the package that wrote it."
+            f"1 to {VERSION}. Use the package that wrote it."
         )
     return content
+
+
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    # There was one process, and its random states were not in a list.
+    of_ranks = {
+        name: [content[name]] for name in ("now", "epoch_start") if name in content
+    }
+    return content | of_ranks | {"n_ranks": 1, "version": VERSION}
 
 
 def _sync_directory(directory: Path) -> None:
