@@ -16,7 +16,12 @@ import torch
 import torch.distributed as dist
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["torch", "laplace", "lae_backpack", "tests.ranks"])
+# Optimisers import torch._dynamo when they are made, which takes seconds.
+_server.set_forkserver_preload([
+    "torch._dynamo",
+    "lae_backpack",
+    "tests.test_distributed_online",
+])
 
 TIMEOUT = 60  # seconds, for whole jobs
 

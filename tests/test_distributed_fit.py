@@ -77,7 +77,7 @@ def sampled(data: Any, batch_size: int = 3, **settings: Any) -> DataLoader:
     return DataLoader(data, batch_size, sampler=sampler)
 
 
-# Equal to one process ------------------------------------------------------------------
+# Equal to one process -----------------------------------------------------------------
 
 
 def _padded(structure: str, n: int) -> dict[str, Any]:

@@ -148,7 +148,6 @@ def _long_run() -> dict[str, Any]:
 def test_ranks_stay_bit_identical_with_samples_and_probes():
     first, second = run_on_ranks(2, _long_run)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
-    assert first["losses"][-1] < first["losses"][0]
 
 
 # Checkpoints --------------------------------------------------------------------------

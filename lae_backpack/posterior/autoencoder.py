@@ -115,8 +115,8 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         """Fit post hoc, at the model's present weights.
 
         Args:
-            train_loader: Yields ``x``, ``(x,)`` or ``(x, label)``; the data of this rank
-                if there are several.
+            train_loader: Yields ``x``, ``(x,)`` or ``(x, label)``; of several ranks,
+                each has its own.
             override: Start anew; otherwise add to what was fitted before.
             progress_bar: Show one.
         """

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.curvature.footprint import widest_carried
-from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior import distributed
+from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.blocks import (
     BlockDiag,
     LogDet,

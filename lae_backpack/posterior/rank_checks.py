@@ -56,7 +56,7 @@ def require_same_posterior(la: ParametricLaplace) -> None:
     """
     require_same_tensors(
         "model",
-        [*la.params, torch.as_tensor(la.sigma_noise), la.prior_precision],
+        [*la.params, *map(torch.as_tensor, (la.sigma_noise, la.prior_precision))],
         "Give all ranks the same weights, for instance by DistributedDataParallel(model"
         ") or torch.manual_seed(0) before making it.",
     )

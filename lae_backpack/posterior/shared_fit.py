@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class SharedFit:
             override: Start anew; otherwise add to what was fitted before.
             progress_bar: Show one on rank 0.
         """
-        host = super(SharedFit, self).fit  # pyright: ignore
+        host: Callable[..., None] = super().fit  # pyright: ignore
         if distributed.n_ranks() == 1:
             host(train_loader, override, progress_bar)
             return
