@@ -131,6 +131,14 @@ class Recorder:
             where = f"what follows {(last or ['the input'])[0]}"
             raise UnsupportedModelError(chain_is_broken(where))
 
+    def made(self) -> list[Tensor]:
+        """What modules have made and is still there.
+
+        Returns:
+            The tensors, values of in-place modules aside.
+        """
+        return [tensor for tensor, _ in self._made.values()]
+
     def forget(self, record: Record) -> None:
         """Let go of what only this call needed.
 
