@@ -14,7 +14,7 @@ from lae_backpack.curvature.recorder import Recorder
 # Of a layer at work, in numbers at its output and input: what arrives, what leaves, and
 # what is made on the way. Measured on whole nets, with room to spare.
 COPIES_OF_DIAGONALS = 5
-COPIES_OF_COLUMNS = 2
+COPIES_OF_COLUMNS = 5
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,11 @@ class Footprint:
         at_work = 0
         for n_out, n_in in reversed(self.widths):
             numbers = COPIES_OF_DIAGONALS * (1 + 2 * n_probes) * (n_out + n_in)
-            if n_in in dense and not n_columns:
-                n_columns = n_in  # a diagonal becomes a matrix
-            # Columns there are keep their number, unless the matrix itself is smaller.
-            numbers += 2 * COPIES_OF_COLUMNS * n_columns * (n_out + n_in)
+            arriving, n_columns = n_columns, n_in if n_in in dense else 0
+            # Columns come in two sets; they are made even where diagonals go on.
+            numbers += 2 * COPIES_OF_COLUMNS * (arriving * n_out + n_columns * n_in)
+            numbers += COPIES_OF_COLUMNS * arriving * n_in
             at_work = max(at_work, numbers)
-            n_columns = min(n_columns, n_in) if n_in in dense else 0
         return self.held + self.itemsize * at_work
 
     def limits(self, max_dense_dim: int | None) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 
@@ -123,29 +123,40 @@ def sweep(
     require_rules_for_all_parameters(model, x, set(names))
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
-    with torch.set_grad_enabled(wants_gradients):
-        loss_call = Call(loss, (output, target), loss.forward(output, target))
-    check_output(loss_call, lambda: "loss")
-    if wants_gradients:
-        scale = torch.full_like(loss_call.output, gradient_scale)
-        torch.autograd.backward(loss_call.output, scale)
+    # Autocast rounds activations; what follows from them is computed exactly.
+    exact = _dtype_beyond_autocast(model, x)
+    with torch.autocast(x.device.type, enabled=False):
+        with torch.set_grad_enabled(wants_gradients):
+            end = output if exact is None else output.to(exact)
+            loss_call = Call(loss, (end, target), loss.forward(end, target))
+        check_output(loss_call, lambda: "loss")
+        if wants_gradients:
+            scale = torch.full_like(loss_call.output, gradient_scale)
+            torch.autograd.backward(loss_call.output, scale)
 
-    results: list[dict[str, Tensor]] = [{} for _ in journeys]
-    arrived: list[Arrived] = [{} for _ in journeys]
-    if id(output) in recorder.trainable:
-        for at, journey in zip(arrived, journeys, strict=True):
-            at[id(output)] = seed(loss_rule, loss_call, journey.policy)
-    travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
-    for record, quantities in backwards(recorder, travels):
-        call = record.call
-        for found, journey, quantity in zip(results, journeys, quantities, strict=True):
-            for name, value in journey.measure(record.rule, call, quantity).items():
-                found[names[getattr(call.module, name)]] = value
+        results: list[dict[str, Tensor]] = [{} for _ in journeys]
+        arrived: list[Arrived] = [{} for _ in journeys]
+        if id(output) in recorder.trainable:
+            for at, journey in zip(arrived, journeys, strict=True):
+                at[id(output)] = seed(loss_rule, loss_call, journey.policy)
+        travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
+        for record, quantities in backwards(recorder, travels, exact):
+            call = record.call
+            measured = zip(results, journeys, quantities, strict=True)
+            for found, journey, quantity in measured:
+                for name, value in journey.measure(record.rule, call, quantity).items():
+                    found[names[getattr(call.module, name)]] = value
     in_order = [
         {name: found[name] for name in names.values() if name in found}
         for found in results
     ]
     return Sweep(output.detach(), loss_call.output.detach(), in_order)
+
+
+def _dtype_beyond_autocast(model: Module, x: Tensor) -> torch.dtype | None:
+    if not torch.is_autocast_enabled(x.device.type):
+        return None
+    return next((p.dtype for p in model.parameters()), x.dtype)
 
 
 def require_loss(loss: Module) -> None:
@@ -165,7 +176,9 @@ def require_loss(loss: Module) -> None:
 
 
 def backwards(
-    recorder: Recorder, travels: Sequence[tuple[Arrived, DensePolicy]]
+    recorder: Recorder,
+    travels: Sequence[tuple[Arrived, DensePolicy]],
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[Record, list[Diag | Dense]]]:
     """Go through the recorded calls, the last one first, and pull M back.
 
@@ -173,12 +186,15 @@ def backwards(
         recorder: Has listened to a forward pass; its records are used up.
         travels: Each with M at the output, and in the end M at what entered the model
             if wanted; and where M is kept dense.
+        dtype: What calls shall be in; ``None`` leaves them as they were.
 
     Yields:
         Each call that something arrives at, with each M at its output.
     """
     while recorder.records:
         record = recorder.records.pop()
+        if dtype is not None:
+            record = replace(record, call=record.call.to(dtype))
         quantities = [at.pop(record.output_key, None) for at, _ in travels]
         there = [quantity for quantity in quantities if quantity is not None]
         if not there:

@@ -21,7 +21,7 @@ from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.rank_checks import require_same_posterior, unwrapped
 from lae_backpack.posterior.reconstruction import Reconstructions
-from lae_backpack.posterior.sampling import as_vector, evaluating
+from lae_backpack.posterior.sampling import as_vector, evaluating, summing_dtype
 from lae_backpack.posterior.shared_fit import (
     seen_by_all,
     starts_anew,
@@ -144,8 +144,9 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             Loss, looks and count, of all ranks and of what was fitted before.
         """
         anew = starts_anew(override)
-        looks = torch.zeros_like(self.looks) if anew else self.looks.clone()
-        loss = torch.zeros_like(self.H[0]) if anew else self.loss
+        looks = self.looks.to(summing_dtype(self._dtype), copy=True)
+        looks = looks.zero_() if anew else looks
+        loss = looks.new_zeros(()) if anew else self.loss
         count = 0 if anew else self.n_data
         batches = checked_batches(loader, self.model, self.bernoulli)
         shows = progress_bar and distributed.rank() == 0
@@ -219,7 +220,7 @@ def _require_settings_of(structure: str, given: dict[str, Any]) -> None:
     Raises:
         ValueError: If there are any.
     """
-    allowed = SETTINGS[structure].keys()
+    allowed = SETTINGS[structure].keys() | {"memory_budget"}
     unknown = sorted(given.keys() - allowed)
     if unknown:
         raise ValueError(

@@ -102,7 +102,7 @@ class EngineLaplace(
         Returns:
             The names of the settings.
         """
-        return set()
+        return {"memory_budget"}
 
     @override
     def fit(

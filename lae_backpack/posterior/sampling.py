@@ -162,6 +162,18 @@ class WeightSampler:
         return _cut(vector, self._shapes)
 
 
+def summing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what to add up many numbers.
+
+    Args:
+        dtype: What they are in.
+
+    Returns:
+        The same, or float32 where sums would soon stop growing.
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
 def as_vector(params: Iterable[Tensor]) -> Tensor:
     """Join parameters, of any memory format.
 

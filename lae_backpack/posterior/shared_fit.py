@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.batches import NO_BATCH
 from lae_backpack.posterior.rank_checks import require_same_posterior
-from lae_backpack.posterior.sampling import as_vector
+from lae_backpack.posterior.sampling import as_vector, summing_dtype
 from lae_backpack.posterior.shards import Shard, n_own_samples
 
 
@@ -33,7 +34,7 @@ class SharedFit:
             override: Start anew; otherwise add to what was fitted before.
             progress_bar: Show one on rank 0.
         """
-        host: Callable[..., None] = super().fit  # pyright: ignore
+        host = partial(_in_summing_dtype, self, super().fit)  # pyright: ignore
         if distributed.n_ranks() == 1:
             host(train_loader, override, progress_bar)
             return
@@ -50,8 +51,26 @@ class SharedFit:
         tensors, count = self._tensors_to_add_up(), count + shard.n_seen
         self.loss, self.n_data = seen_by_all(self, self.loss, tensors, count)
 
+    _is_summing = False  # H is in a dtype that sums can be made in
+
     def _tensors_to_add_up(self: Any) -> list[Tensor]:
         return [self.H]
+
+
+def _in_summing_dtype(
+    la: Any, fit: Callable[..., None], loader: Any, override: bool, progress_bar: bool
+) -> None:
+    if not isinstance(la.H, Tensor):
+        fit(loader, override, progress_bar)
+        return
+    if not override:
+        la.H = la.H.to(summing_dtype(la.H.dtype))
+    la._is_summing = True
+    try:
+        fit(loader, override, progress_bar)
+    finally:
+        la._is_summing = False
+    la.H = la.H.to(la._dtype)
 
 
 def seen_by_all(

@@ -15,7 +15,12 @@ from lae_backpack.posterior import propagated
 from lae_backpack.posterior.choices import PRED_TYPES
 from lae_backpack.posterior.chunks import checked_size
 from lae_backpack.posterior.engine_laplace import EngineLaplace
-from lae_backpack.posterior.sampling import WeightSampler, evaluating, weights_by_name
+from lae_backpack.posterior.sampling import (
+    WeightSampler,
+    evaluating,
+    summing_dtype,
+    weights_by_name,
+)
 from lae_backpack.posterior.shared_fit import starts_anew
 
 
@@ -39,13 +44,18 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             return self.H.new_zeros(4, self.n_params)
         return self._looks
 
+    @override
+    def _init_H(self) -> None:
+        dtype = summing_dtype(self._dtype) if self._is_summing else self._dtype
+        self.H = torch.zeros(self.n_params, device=self._device, dtype=dtype)
+
     def take_looks(self, looks: Tensor) -> None:
         """Estimate H.
 
         Args:
             looks: What it is estimated from.  # [R, P]
         """
-        self.H = self.backend.estimate(looks)
+        self.H = self.backend.estimate(looks).to(self._dtype)
         self._looks = looks if self.backend.calibrates else None
 
     @override
@@ -172,7 +182,7 @@ class MixedDiagLaplace(EngineDiagLaplace):
     @classmethod
     @override
     def allowed_settings(cls) -> set[str]:
-        return {"max_dense_dim"}
+        return {"max_dense_dim", "memory_budget"}
 
 
 class CalibratedDiagLaplace(EngineDiagLaplace):
@@ -190,7 +200,7 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
     @classmethod
     @override
     def allowed_settings(cls) -> set[str]:
-        return set(cls.backend_settings)
+        return {*cls.backend_settings, "memory_budget"}
 
     @override
     def fit(

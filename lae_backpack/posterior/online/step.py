@@ -15,6 +15,7 @@ from lae_backpack.posterior.online.finite import (
 )
 from lae_backpack.posterior.online.noisy_copy import NoisyCopy
 from lae_backpack.posterior.online.settings import OnlineSettings
+from lae_backpack.posterior.sampling import summing_dtype
 
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
@@ -68,7 +69,9 @@ class EMStep:
         named = self._copy.model.named_parameters()
         self._names = [name for name, param in named if param.requires_grad]
         # Looks alternate between two buffers; an H that users may hold is in neither.
-        self._looks, self._spare = la.looks.clone(), torch.empty_like(la.looks)
+        dtype = summing_dtype(la.H.dtype)
+        self._looks = la.looks.to(dtype, copy=True)
+        self._spare = torch.empty_like(self._looks)
         self._generator = torch.Generator(la.H.device)
 
     def __call__(self, x: Tensor | None, number: int) -> Taken | None:
