@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.hooks import RemovableHandle
 
+from lae_backpack.curvature.autocast import uncompiled
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.checks import check_output, checked_rule, is_container
 from lae_backpack.curvature.errors import (
@@ -76,6 +77,8 @@ class Recorder:
         Returns:
             Itself.
         """
+        self._eager = uncompiled(self._places)
+        self._eager.__enter__()
         layers = [m for m in self._places if m._modules and find_rule(m) is not None]
         parts = {part for m in layers for part in m.modules() if part is not m}
         for module in self._places:
@@ -94,6 +97,7 @@ class Recorder:
         """
         for handle in self._handles:
             handle.remove()
+        self._eager.__exit__(None, None, None)
 
     def parameter_names(self) -> dict[Parameter, str]:
         """The names of the recorded modules' parameters, each of which is used once.

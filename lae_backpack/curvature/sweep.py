@@ -14,6 +14,7 @@ from torch.nn import Module, Parameter
 
 from lae_backpack.curvature import graph
 from lae_backpack.curvature.allocator import keep_freed_memory
+from lae_backpack.curvature.autocast import autocasts, without_autocast
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.checks import check_output, checked_rule
 from lae_backpack.curvature.errors import UnsupportedModelError, used_outside
@@ -124,8 +125,8 @@ def sweep(
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
     # Autocast rounds activations; what follows from them is computed exactly.
-    exact = _dtype_beyond_autocast(model, x)
-    with torch.autocast(x.device.type, enabled=False):
+    exact = next(model.parameters()).dtype if autocasts(x) else None
+    with without_autocast(x):
         with torch.set_grad_enabled(wants_gradients):
             end = output if exact is None else output.to(exact)
             loss_call = Call(loss, (end, target), loss.forward(end, target))
@@ -151,12 +152,6 @@ def sweep(
         for found in results
     ]
     return Sweep(output.detach(), loss_call.output.detach(), in_order)
-
-
-def _dtype_beyond_autocast(model: Module, x: Tensor) -> torch.dtype | None:
-    if not torch.is_autocast_enabled(x.device.type):
-        return None
-    return next((p.dtype for p in model.parameters()), x.dtype)
 
 
 def require_loss(loss: Module) -> None:

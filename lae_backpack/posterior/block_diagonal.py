@@ -30,6 +30,7 @@ from lae_backpack.posterior.memory import (
 )
 from lae_backpack.posterior.rank_checks import unwrapped
 from lae_backpack.posterior.sampling import WeightSampler
+from lae_backpack.posterior.states import checked_state
 
 
 class BlockDiagLaplace(EngineLaplace):
@@ -222,6 +223,7 @@ class BlockDiagLaplace(EngineLaplace):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state_dict = checked_state(self, state_dict)
         found = BlockDiag(state_dict["H"])
         wanted = [layer.size for layer in self.layers]
         if found.sizes != wanted:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
+from lae_backpack.curvature.autocast import autocasts
 from lae_backpack.curvature.footprint import Footprint, footprint
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.posterior.memory import in_words
@@ -113,7 +113,7 @@ class MemoryBudget:
         return policy, int(min(len(x), left // each))
 
     def _footprint(self, model: Module, x: Tensor) -> Footprint:
-        key = x.shape[1:], x.dtype, torch.is_autocast_enabled(x.device.type)
+        key = x.shape[1:], x.dtype, autocasts(x)
         if key not in self._known:
             self._known[key] = footprint(model, x)
         return self._known[key]

@@ -30,6 +30,7 @@ from lae_backpack.posterior.sampling import (
     without_hooks,
 )
 from lae_backpack.posterior.shared_fit import SharedFit
+from lae_backpack.posterior.states import FORMAT, checked_state
 
 
 class EngineLaplace(
@@ -139,6 +140,20 @@ class EngineLaplace(
             NotImplementedError: If a subclass does not write this.
         """
         raise NotImplementedError(f"{type(self).__name__} must write sampler")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"format": FORMAT}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before = dict(self.__dict__)
+        try:
+            super().load_state_dict(checked_state(self, state_dict))
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _curvature_tensors(self) -> list[Tensor]:
         return [self.H]

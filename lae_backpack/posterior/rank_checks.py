@@ -63,19 +63,25 @@ def require_same_posterior(la: ParametricLaplace) -> None:
 
 
 def unwrapped(model: Module) -> Module:
-    """A model without what trains it on several ranks.
+    """A model without what trains it on several ranks, or compiles it.
 
     Args:
         model: The model, maybe wrapped.
 
     Returns:
-        The model inside DistributedDataParallel, or the model itself.
+        The model inside DistributedDataParallel and torch.compile; it has the same
+        parameters, and modules with names and hooks.
 
     Raises:
         ValueError: If ranks hold different pieces of the parameters.
     """
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), Module):
+            model = inner
+        else:
+            break
     names = {type(m).__name__ for m in model.modules()}
     names |= {type(p).__name__ for p in model.parameters()}
     if names & {"FullyShardedDataParallel", "DTensor"}:  # importing them takes long

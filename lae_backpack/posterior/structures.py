@@ -65,10 +65,9 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = dict(state_dict)
-        looks = state.pop("looks", None)
-        super().load_state_dict(state)
-        self._looks = looks
+        super().load_state_dict(state_dict)
+        looks = state_dict.get("looks")
+        self._looks = None if looks is None else looks.to(self._device)
 
     @override
     def sampler(self) -> WeightSampler:
