@@ -17,6 +17,7 @@ Split = Literal["train", "test"]
 VARIABLE = "LAE_DATA"
 PREFIXES = {"train": "train", "test": "t10k"}
 PIECE = 2**24  # bytes
+MOST_PACKED = 200  # images shrink tenfold; a thousandfold is an attack
 UNSIGNED_BYTES = 0x08  # the third byte of an idx file says what it holds
 # Where torchvision puts what it has downloaded.
 TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
@@ -74,14 +75,15 @@ def read_idx(path: str | Path) -> Tensor:
     path = Path(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _read_numbers(file, path.name)  # pyright: ignore[reportArgumentType]
+            most = path.stat().st_size * (MOST_PACKED if path.suffix == ".gz" else 1)
+            return _read_numbers(file, path.name, most)  # pyright: ignore
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataFileError(
             f"{path.name} cannot be unpacked ({error}). Get the file anew."
         ) from error
 
 
-def _read_numbers(file: BinaryIO, name: str) -> Tensor:
+def _read_numbers(file: BinaryIO, name: str, most: int) -> Tensor:
     """Read no more than the header promises, whatever a file unpacks to.
 
     Returns:
@@ -101,6 +103,12 @@ def _read_numbers(file: BinaryIO, name: str) -> Tensor:
         raise DataFileError(f"{name} ends within its header. Get the file anew.")
     shape = struct.unpack(f">{magic[3]}I", header)
     promised = math.prod(shape)
+    if promised > most + PIECE:
+        raise DataFileError(
+            f"{name} promises {promised:,} bytes of shape {shape}, and a file of its "
+            f"size holds at most {most:,}. Get the file anew; one that is packed more "
+            f"than {MOST_PACKED} times has to be unpacked by hand."
+        )
     content = bytearray()
     # In pieces: a header may promise more than the memory holds.
     while piece := file.read(min(PIECE, promised + 1 - len(content))):

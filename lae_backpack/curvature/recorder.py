@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,7 @@ class Recorder:
             self._made[id(wanted)] = wanted, wanted._version
         self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
         self._handles: list[RemovableHandle] = []
+        self._thread = threading.get_ident()  # others may run the same modules
         self._random_state: Tensor
 
     def __enter__(self) -> Recorder:
@@ -156,6 +158,8 @@ class Recorder:
         return partial(self._places.__getitem__, module)
 
     def _before(self, module: Module, args: tuple[object, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         inputs = tensors_among(args)
         own = any(
             p is not None and p.requires_grad for p in module._parameters.values()
@@ -198,6 +202,8 @@ class Recorder:
             return module.forward(torch.ones_like(output))
 
     def _after(self, module: Module, _: object, output: Tensor) -> None:
+        if threading.get_ident() != self._thread:
+            return
         waiting = self._waiting.pop()
         if waiting is not None:
             inputs, keys = waiting

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 copy_of = copy.deepcopy
+# What a run may have or not, by its name in a file.
+MAY_BE_MISSING: dict[str, tuple[type, ...]] = {
+    "best": (dict, type(None)),
+    "batches": (int, type(None)),
+    "scheduler": (dict, type(None)),
+    "scheduler_class": (str, type(None)),
+}
 
 
 def posterior_state(la: LaplaceAE) -> State:
@@ -82,10 +89,13 @@ def resume(run: OnlineRun, path: Path) -> None:
     missing = sorted(before.keys() - state.keys())
     if missing:
         raise CheckpointError(f"{path.name} lacks {missing}. Delete it to start anew.")
-    _require_same_run(before, state, path.name)
     try:
+        _require_same_kinds(before, state, path.name)
+        _require_same_run(before, state, path.name)
         _restore(run, state)
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except CheckpointError:
+        raise  # nothing has changed yet
+    except Exception as error:  # whatever a damaged file leads to
         _restore(run, before)
         raise CheckpointError(
             f"{path.name} does not fit this run: {error} Build model, optimiser and "
@@ -100,7 +110,9 @@ def _state(run: OnlineRun) -> State:
         "settings": asdict(run.settings),
         "posterior": {
             "likelihood": str(la.likelihood),
-            "max_dense_dim": la.backend.policy.max_dense_dim,
+            "max_dense_dim": la._backend_kwargs[
+                "max_dense_dim"
+            ],  # a budget may lower it
             "n_probes": la.backend.n_probes,
             "shrink": la.backend.shrink,
             "learns_noise": la.learns_noise,
@@ -126,6 +138,21 @@ def _state(run: OnlineRun) -> State:
         "now": distributed.gathered(random_states(run.loader, la._device)),
         "best": run.best,
     }
+
+
+def _require_same_kinds(own: State, state: State, name: str) -> None:
+    """Refuse a file that has something else in the place of a number or a tensor.
+
+    Raises:
+        CheckpointError: If it has.
+    """
+    for part, value in own.items():
+        kinds = type(value), *MAY_BE_MISSING.get(part, ())
+        if not isinstance(state[part], kinds):
+            raise CheckpointError(
+                f"{name} has a {type(state[part]).__name__} as {part}, a "
+                f"{type(value).__name__} is needed. Delete it to start anew."
+            )
 
 
 def _require_same_run(own: State, state: State, name: str) -> None:
