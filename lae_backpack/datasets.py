@@ -75,7 +75,8 @@ def read_idx(path: str | Path) -> Tensor:
     path = Path(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            most = path.stat().st_size * (MOST_PACKED if path.suffix == ".gz" else 1)
+            packed = path.suffix == ".gz"
+            most = path.stat().st_size * MOST_PACKED if packed else math.inf
             return _read_numbers(file, path.name, most)  # pyright: ignore
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataFileError(
@@ -83,7 +84,7 @@ def read_idx(path: str | Path) -> Tensor:
         ) from error
 
 
-def _read_numbers(file: BinaryIO, name: str, most: int) -> Tensor:
+def _read_numbers(file: BinaryIO, name: str, most: float) -> Tensor:
     """Read no more than the header promises, whatever a file unpacks to.
 
     Returns:

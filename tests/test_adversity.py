@@ -1,4 +1,4 @@
-"""Damaged files, strange data and other threads: clear errors, and nothing half done."""
+"""Damaged files, strange data, other threads: clear errors, and nothing half done."""
 
 import copy
 import gzip

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 copy_of = copy.deepcopy
+BEST = {
+    "model", "precision", "looks", "sigma_noise", "loss", "validation", "samples",
+}  # fmt: skip
 # What a run may have or not, by its name in a file.
 MAY_BE_MISSING: dict[str, tuple[type, ...]] = {
     "best": (dict, type(None)),
@@ -110,9 +113,8 @@ def _state(run: OnlineRun) -> State:
         "settings": asdict(run.settings),
         "posterior": {
             "likelihood": str(la.likelihood),
-            "max_dense_dim": la._backend_kwargs[
-                "max_dense_dim"
-            ],  # a budget may lower it
+            # As it was set; a memory budget may have lowered it since.
+            "max_dense_dim": la._backend_kwargs["max_dense_dim"],
             "n_probes": la.backend.n_probes,
             "shrink": la.backend.shrink,
             "learns_noise": la.learns_noise,
@@ -153,6 +155,12 @@ def _require_same_kinds(own: State, state: State, name: str) -> None:
                 f"{name} has a {type(state[part]).__name__} as {part}, a "
                 f"{type(value).__name__} is needed. Delete it to start anew."
             )
+    best = state["best"]
+    if best is not None and not best.keys() >= BEST:
+        raise CheckpointError(
+            f"{name} lacks {sorted(BEST - best.keys())} of the best epoch. Delete it "
+            "to start anew."
+        )
 
 
 def _require_same_run(own: State, state: State, name: str) -> None:
