@@ -131,12 +131,16 @@ def main() -> None:
     if args.smoke:
         args.ranks, args.samples, args.batch = [1, 2], 32, 16
         args.width, args.rounds = 8, 1
-    shared = mp.get_context("spawn").Manager().list()
+    server = mp.get_context("forkserver")  # imports once; ranks are its forks
+    server.set_forkserver_preload(["lae_backpack", "torch._dynamo"])
+    shared = server.Manager().list()
     for n in args.ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.spawn(_work, (n, port, args, shared), nprocs=n)  # pyright: ignore
+        mp.start_processes(
+            _work, (n, port, args, shared), nprocs=n, start_method="forkserver"
+        )
     rows = list(shared)
     print("work        ranks  seconds  speed-up  communication")
     for row in rows:
@@ -157,7 +161,11 @@ def main() -> None:
         print(
             f"on paper, {RANKS_ON_PAPER} ranks over {name}: {efficiency:.0%} efficient"
         )
-    content = {"seed": args.seed, "rows": rows, "parameters": n_params}
+    content: dict[str, object] = {
+        "seed": args.seed,
+        "rows": rows,
+        "parameters": n_params,
+    }
     write_json(args.out / "scaling.json", content | {"efficiency_on_paper": paper})
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from comparing import write_json
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from lae_backpack import AutoEncoder, LaplaceAE
 from lae_backpack.posterior.online.settings import History
@@ -81,7 +81,8 @@ def soak(n_steps: int, checkpoint: Path) -> list[dict[str, int]]:
             "tensors": n_tensors(),
         })
 
-    data = DataLoader(torch.rand(8 * STEPS_PER_EPOCH, 1, 8, 8), 8, shuffle=True)
+    images = TensorDataset(torch.rand(8 * STEPS_PER_EPOCH, 1, 8, 8))
+    data = DataLoader(images, 8, shuffle=True)
     la.fit_online(
         data,
         n_steps // STEPS_PER_EPOCH,
