@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from measuring import write_json
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lae_backpack import AutoEncoder, LaplaceAE
@@ -138,7 +139,7 @@ def main() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.start_processes(
+        start_processes(
             _work, (n, port, args, shared), nprocs=n, start_method="forkserver"
         )
     rows = list(shared)
