@@ -36,7 +36,7 @@ def run_on_ranks(n: int, job: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def outcomes_on_ranks(
-    n: int, job: Callable[..., Any], *args: Any
+    n: int, job: Callable[..., Any], *args: Any, patience: float = 20
 ) -> list[tuple[bool, Any]]:
     """As ``run_on_ranks``: per rank whether it came through, and result or message."""
     with socket.socket() as free:
@@ -44,7 +44,9 @@ def outcomes_on_ranks(
         port = free.getsockname()[1]
     pipes = [_server.Pipe(duplex=False) for _ in range(n)]
     ranks = [
-        _server.Process(target=_rank, args=(i, n, port, pipes[i][1], job, args))
+        _server.Process(
+            target=_rank, args=(i, n, port, patience, pipes[i][1], job, args)
+        )
         for i in range(n)
     ]
     for process in ranks:
@@ -67,14 +69,22 @@ def outcomes_on_ranks(
     return outcomes
 
 
-def _rank(i: int, n: int, port: int, pipe: Any, job: Callable[..., Any], args: Any):
+def _rank(
+    i: int,
+    n: int,
+    port: int,
+    patience: float,
+    pipe: Any,
+    job: Callable[..., Any],
+    args: Any,
+) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     try:
         dist.init_process_group(
-            "gloo", rank=i, world_size=n, timeout=timedelta(seconds=20)
+            "gloo", rank=i, world_size=n, timeout=timedelta(seconds=patience)
         )
         _send(pipe, True, job(*args))
         dist.destroy_process_group()

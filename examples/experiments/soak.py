@@ -10,6 +10,7 @@ import argparse
 import gc
 import os
 import statistics
+import tempfile
 from pathlib import Path
 
 import torch
@@ -142,11 +143,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     n_steps = 4 * STEPS_PER_EPOCH if args.smoke else args.steps
     args.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = args.out / "soak.pt"
-    try:
-        rows = soak(n_steps, checkpoint)
-    finally:
-        checkpoint.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = soak(n_steps, Path(folder) / "run.pt")
     found = growth(rows)
     print(f"{n_steps} steps, {rows[-1]['resident_bytes'] / 2**20:.0f} MiB at the end")
     print(f"growth after the first fifth: {found['resident_bytes'] / 2**20:+.2f} MiB")
