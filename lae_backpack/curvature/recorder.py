@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +26,22 @@ from lae_backpack.curvature.errors import (
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.step import tensors_among
+
+_locks: WeakKeyDictionary[Module, Any] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+def lock_of(model: Module) -> Any:
+    """What threads hold while they run a model that others may record.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Its lock, which a thread may hold several times.
+    """
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,8 @@ class Recorder:
             self._made[id(wanted)] = wanted, wanted._version
         self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
         self._handles: list[RemovableHandle] = []
-        self._thread = threading.get_ident()  # others may run the same modules
+        # Others may run the same modules, but not while hooks come and go.
+        self._thread, self._lock = threading.get_ident(), lock_of(model)
         self._random_state: Tensor
 
     def __enter__(self) -> Recorder:
@@ -79,6 +98,7 @@ class Recorder:
         Returns:
             Itself.
         """
+        self._lock.acquire()
         self._eager = uncompiled(self._places)
         self._eager.__enter__()
         layers = [m for m in self._places if m._modules and find_rule(m) is not None]
@@ -100,6 +120,7 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._eager.__exit__(None, None, None)
+        self._lock.release()
 
     def parameter_names(self) -> dict[Parameter, str]:
         """The names of the recorded modules' parameters, each of which is used once.

@@ -128,8 +128,8 @@ def sweep(
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
     # Autocast rounds activations; what follows from them is computed exactly.
-    exact = next(model.parameters()).dtype if autocasts(x) else None
-    with without_autocast(x):
+    exact = next(model.parameters()).dtype if autocasts(output) else None
+    with without_autocast(output):
         with torch.set_grad_enabled(wants_gradients):
             end = output if exact is None else output.to(exact)
             loss_call = Call(loss, (end, target), loss.forward(end, target))

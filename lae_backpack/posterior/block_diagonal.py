@@ -223,12 +223,14 @@ class BlockDiagLaplace(EngineLaplace):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state_dict = checked_state(self, state_dict)
-        found = BlockDiag(state_dict["H"])
-        wanted = [layer.size for layer in self.layers]
-        if found.sizes != wanted:
-            raise ValueError(
-                f"The state has blocks of sizes {found.sizes}, the model's layers have "
-                f"{wanted}. Load it into the model it was made with."
-            )
-        super().load_state_dict(state_dict | {"H": found})
+        blocks = state_dict.get("H") if isinstance(state_dict, dict) else None
+        if isinstance(blocks, list):
+            found = BlockDiag(blocks).sizes
+            wanted = [layer.size for layer in self.layers]
+            if found != wanted:
+                raise ValueError(
+                    f"The state has blocks of sizes {found}, the model's layers have "
+                    f"{wanted}. Load it into the model it was made with."
+                )
+        state = checked_state(self, state_dict)
+        super().load_state_dict(state | {"H": BlockDiag(state["H"])})
