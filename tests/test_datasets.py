@@ -64,7 +64,10 @@ BAD = {
     "header cut": (IMAGES[:9], "ends within its header"),
     "pixels cut": (IMAGES[:-1], "promises 12 bytes .* has 11"),
     "too much": (IMAGES + b"x", "and has more"),
-    "huge": (struct.pack(">HBBII", 0, 8, 2, 2**31, 2**31) + bytes(5), "and has 5"),
+    "huge": (
+        struct.pack(">HBBII", 0, 8, 2, 2**31, 2**31) + bytes(5),
+        "and has 5|holds at most",
+    ),
 }
 
 

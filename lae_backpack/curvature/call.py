@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # A layer as its rule knows it: only the rule can tell which attributes it has.
@@ -31,3 +32,20 @@ class Call:
     def x(self) -> Tensor:
         """The first input.  # [N, *in]."""
         return self.inputs[0]
+
+    def to(self, dtype: torch.dtype) -> Call:
+        """Convert real numbers.
+
+        Args:
+            dtype: Another dtype.
+
+        Returns:
+            The same call in it; integers stay as they are.
+        """
+
+        def converted(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        drawn = None if self.derivative is None else converted(self.derivative)
+        inputs = tuple(converted(tensor) for tensor in self.inputs)
+        return Call(self.module, inputs, converted(self.output), drawn)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.hooks import RemovableHandle
 
+from lae_backpack.curvature.autocast import uncompiled
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.checks import check_output, checked_rule, is_container
 from lae_backpack.curvature.errors import (
@@ -22,6 +26,22 @@ from lae_backpack.curvature.errors import (
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.step import tensors_among
+
+_locks: WeakKeyDictionary[Module, Any] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+def lock_of(model: Module) -> Any:
+    """What threads hold while they run a model that others may record.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Its lock, which a thread may hold several times.
+    """
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,8 @@ class Recorder:
             self._made[id(wanted)] = wanted, wanted._version
         self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
         self._handles: list[RemovableHandle] = []
+        # Others may run the same modules, but not while hooks come and go.
+        self._thread, self._lock = threading.get_ident(), lock_of(model)
         self._random_state: Tensor
 
     def __enter__(self) -> Recorder:
@@ -76,6 +98,9 @@ class Recorder:
         Returns:
             Itself.
         """
+        self._lock.acquire()
+        self._eager = uncompiled(self._places)
+        self._eager.__enter__()
         layers = [m for m in self._places if m._modules and find_rule(m) is not None]
         parts = {part for m in layers for part in m.modules() if part is not m}
         for module in self._places:
@@ -94,6 +119,8 @@ class Recorder:
         """
         for handle in self._handles:
             handle.remove()
+        self._eager.__exit__(None, None, None)
+        self._lock.release()
 
     def parameter_names(self) -> dict[Parameter, str]:
         """The names of the recorded modules' parameters, each of which is used once.
@@ -131,6 +158,14 @@ class Recorder:
             where = f"what follows {(last or ['the input'])[0]}"
             raise UnsupportedModelError(chain_is_broken(where))
 
+    def made(self) -> list[Tensor]:
+        """What modules have made and is still there.
+
+        Returns:
+            The tensors, values of in-place modules aside.
+        """
+        return [tensor for tensor, _ in self._made.values()]
+
     def forget(self, record: Record) -> None:
         """Let go of what only this call needed.
 
@@ -144,6 +179,8 @@ class Recorder:
         return partial(self._places.__getitem__, module)
 
     def _before(self, module: Module, args: tuple[object, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
         inputs = tensors_among(args)
         own = any(
             p is not None and p.requires_grad for p in module._parameters.values()
@@ -186,6 +223,8 @@ class Recorder:
             return module.forward(torch.ones_like(output))
 
     def _after(self, module: Module, _: object, output: Tensor) -> None:
+        if threading.get_ident() != self._thread:
+            return
         waiting = self._waiting.pop()
         if waiting is not None:
             inputs, keys = waiting

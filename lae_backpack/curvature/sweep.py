@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 
@@ -14,6 +14,7 @@ from torch.nn import Module, Parameter
 
 from lae_backpack.curvature import graph
 from lae_backpack.curvature.allocator import keep_freed_memory
+from lae_backpack.curvature.autocast import autocasts, without_autocast
 from lae_backpack.curvature.bottleneck import (
     Arrived,
     Bottleneck,
@@ -126,25 +127,32 @@ def sweep(
     require_rules_for_all_parameters(model, x, set(names))
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
-    with torch.set_grad_enabled(wants_gradients):
-        loss_call = Call(loss, (output, target), loss.forward(output, target))
-    check_output(loss_call, lambda: "loss")
-    if wants_gradients:
-        scale = torch.full_like(loss_call.output, gradient_scale)
-        torch.autograd.backward(loss_call.output, scale)
+    # Autocast rounds activations; what follows from them is computed exactly.
+    exact = next(model.parameters()).dtype if autocasts(output) else None
+    with without_autocast(output):
+        with torch.set_grad_enabled(wants_gradients):
+            end = output if exact is None else output.to(exact)
+            loss_call = Call(loss, (end, target), loss.forward(end, target))
+        check_output(loss_call, lambda: "loss")
+        if wants_gradients:
+            scale = torch.full_like(loss_call.output, gradient_scale)
+            torch.autograd.backward(loss_call.output, scale)
 
-    results: list[dict[str, Tensor]] = [{} for _ in journeys]
-    arrived: list[Arrived] = [{} for _ in journeys]
-    if id(output) in recorder.trainable:
-        for at, journey in zip(arrived, journeys, strict=True):
-            at[id(output)] = seed(loss_rule, loss_call, journey.policy)
-    travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
-    found = exact_bottleneck(recorder, loss_rule, loss_call, travels)
-    for record, quantities in backwards(recorder, travels, found):
-        call = record.call
-        for found, journey, quantity in zip(results, journeys, quantities, strict=True):
-            for name, value in journey.measure(record.rule, call, quantity).items():
-                found[names[getattr(call.module, name)]] = value
+        results: list[dict[str, Tensor]] = [{} for _ in journeys]
+        arrived: list[Arrived] = [{} for _ in journeys]
+        if id(output) in recorder.trainable:
+            for at, journey in zip(arrived, journeys, strict=True):
+                at[id(output)] = seed(loss_rule, loss_call, journey.policy)
+        travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
+        code = None
+        if exact is None:
+            code = exact_bottleneck(recorder, loss_rule, loss_call, travels)
+        for record, quantities in backwards(recorder, travels, code, exact):
+            call = record.call
+            measured = zip(results, journeys, quantities, strict=True)
+            for found, journey, quantity in measured:
+                for name, value in journey.measure(record.rule, call, quantity).items():
+                    found[names[getattr(call.module, name)]] = value
     in_order = [
         {name: found[name] for name in names.values() if name in found}
         for found in results
@@ -169,7 +177,10 @@ def require_loss(loss: Module) -> None:
 
 
 def backwards(
-    recorder: Recorder, travels: Sequence[Travel], bottleneck: Bottleneck | None = None
+    recorder: Recorder,
+    travels: Sequence[Travel],
+    bottleneck: Bottleneck | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[Record, list[Diag | Dense]]]:
     """Go through the recorded calls, the last one first, and pull M back.
 
@@ -178,6 +189,7 @@ def backwards(
         travels: Each with M at the output, and in the end M at what entered the model
             if wanted; and where M is kept dense.
         bottleneck: A tensor where M is known, for those who travel with random columns.
+        dtype: What calls shall be in; ``None`` leaves them as they were.
 
     Yields:
         Each call that something arrives at, with each M at its output.
@@ -186,6 +198,8 @@ def backwards(
         record = recorder.records.pop()
         if bottleneck is not None and record is bottleneck.maker:
             bottleneck.replace_random(travels)
+        if dtype is not None:
+            record = replace(record, call=record.call.to(dtype))
         quantities = [at.pop(record.output_key, None) for at, _ in travels]
         there = [quantity for quantity in quantities if quantity is not None]
         if not there:

@@ -15,6 +15,7 @@ from torch import Tensor
 from lae_backpack.datasets.errors import DataFileError
 
 PIECE = 2**24  # bytes
+MOST_PACKED = 200  # images shrink tenfold; a thousandfold is an attack
 UNSIGNED_BYTES = 0x08  # the third byte of an idx file says what it holds
 
 
@@ -33,14 +34,16 @@ def read_idx(path: str | Path) -> Tensor:
     path = Path(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _read_numbers(file, path.name)  # pyright: ignore[reportArgumentType]
+            packed = path.suffix == ".gz"
+            most = path.stat().st_size * MOST_PACKED if packed else math.inf
+            return _read_numbers(file, path.name, most)  # pyright: ignore
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataFileError(
             f"{path.name} cannot be unpacked ({error}). Get the file anew."
         ) from error
 
 
-def _read_numbers(file: BinaryIO, name: str) -> Tensor:
+def _read_numbers(file: BinaryIO, name: str, most: float) -> Tensor:
     """Read no more than the header promises, whatever a file unpacks to.
 
     Returns:
@@ -60,6 +63,12 @@ def _read_numbers(file: BinaryIO, name: str) -> Tensor:
         raise DataFileError(f"{name} ends within its header. Get the file anew.")
     shape = struct.unpack(f">{magic[3]}I", header)
     promised = math.prod(shape)
+    if promised > most + PIECE:
+        raise DataFileError(
+            f"{name} promises {promised:,} bytes of shape {shape}, and a file of its "
+            f"size holds at most {most:,}. Get the file anew; one that is packed more "
+            f"than {MOST_PACKED} times has to be unpacked by hand."
+        )
     content = bytearray()
     # In pieces: a header may promise more than the memory holds.
     while piece := file.read(min(PIECE, promised + 1 - len(content))):

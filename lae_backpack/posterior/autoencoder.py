@@ -12,6 +12,7 @@ from torch.nn import Module
 from tqdm import tqdm
 from typing_extensions import override
 
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import Pairs, checked_batches
 from lae_backpack.posterior.choices import require_one_of
@@ -19,8 +20,10 @@ from lae_backpack.posterior.density import BernoulliNLL
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.evidence.effective import effective_parameters
 from lae_backpack.posterior.online.training import OnlineTraining
+from lae_backpack.posterior.rank_checks import require_same_posterior, unwrapped
 from lae_backpack.posterior.reconstruction import Reconstructions
-from lae_backpack.posterior.sampling import as_vector, evaluating
+from lae_backpack.posterior.sampling import as_vector, evaluating, summing_dtype
+from lae_backpack.posterior.shared_fit import seen_by_all, starts_anew
 from lae_backpack.posterior.structures import (
     CalibratedDiagLaplace,
     EngineDiagLaplace,
@@ -68,6 +71,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             backend_kwargs: Settings of the curvature, as for these structures.
             **kwargs: As for laplace-torch's ``DiagLaplace``.
         """
+        model = unwrapped(model)
         require_encoder_and_decoder(model)
         require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
         require_one_of("hessian_structure", hessian_structure, tuple(SETTINGS))
@@ -109,18 +113,14 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         """Fit post hoc, at the model's present weights.
 
         Args:
-            train_loader: Yields ``x``, ``(x,)`` or ``(x, label)``.
+            train_loader: Yields ``x``, ``(x,)`` or ``(x, label)``; of several ranks,
+                each has its own.
             override: Start anew; otherwise add to what was fitted before.
             progress_bar: Show one.
         """
-        looks = torch.zeros_like(self.looks) if override else self.looks.clone()
-        loss = torch.zeros_like(self.H[0]) if override else self.loss
-        count = 0 if override else self.n_data
-        with evaluating(self.model):
-            batches = checked_batches(train_loader, self.model, self.bernoulli)
-            for x in tqdm(batches, "fit", disable=not progress_bar):
-                loss = loss + self.backend.add_look(x, x, looks)
-                count += len(x)
+        with distributed.failing_together(), evaluating(self.model):
+            require_same_posterior(self)
+            loss, looks, count = self._look_at(train_loader, override, progress_bar)
         require_finite(torch.as_tensor(loss), looks)
         self.take_looks(looks)
         self.loss, self.n_data = loss, count
@@ -132,6 +132,28 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             self.sigma_noise = squares.sqrt().clamp_min(least)
         if self.learns_noise:
             self._learn_noise()
+
+    def _look_at(
+        self, loader: Iterable[object], override: bool, progress_bar: bool
+    ) -> tuple[Tensor | float, Tensor, int]:
+        """Go through the data.
+
+        Returns:
+            Loss, looks and count, of all ranks and of what was fitted before.
+        """
+        anew = starts_anew(override)
+        looks = self.looks.to(summing_dtype(self._dtype), copy=True)
+        looks = looks.zero_() if anew else looks
+        loss = looks.new_zeros(()) if anew else self.loss
+        count = 0 if anew else self.n_data
+        batches = checked_batches(loader, self.model, self.bernoulli)
+        shows = progress_bar and distributed.rank() == 0
+        with distributed.own_randomness(self._device):
+            for x in tqdm(batches, "fit", disable=not shows):
+                loss = loss + self.backend.add_look(x, x, looks)
+                count += len(x)
+        loss, count = seen_by_all(self, loss, [looks], count)
+        return loss, looks, count
 
     @override
     def optimize_prior_precision(
@@ -193,7 +215,7 @@ def _require_settings_of(structure: str, given: dict[str, Any]) -> None:
     Raises:
         ValueError: If there are any.
     """
-    allowed = SETTINGS[structure].keys()
+    allowed = SETTINGS[structure].keys() | {"memory_budget"}
     unknown = sorted(given.keys() - allowed)
     if unknown:
         raise ValueError(

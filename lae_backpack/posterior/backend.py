@@ -19,10 +19,11 @@ from lae_backpack.curvature.quantities import features
 from lae_backpack.curvature.step import block_rows, halved_curvature, param_curvature
 from lae_backpack.curvature.sweep import Journey, Sweep, sweep
 from lae_backpack.posterior.blocks import BlockDiag
+from lae_backpack.posterior.budget import MemoryBudget
 from lae_backpack.posterior.calibrating import calibrated
 from lae_backpack.posterior.choices import require_at_least
 from lae_backpack.posterior.layers import Layer
-from lae_backpack.posterior.sampling import without_hooks
+from lae_backpack.posterior.sampling import summing_dtype, without_hooks
 
 
 class Look(NamedTuple):
@@ -52,6 +53,7 @@ class EngineCurvature(CurvatureInterface):
         max_dense_dim: int | None = 0,
         n_probes: int = 0,
         shrink: bool = True,
+        memory_budget: str | float | None = None,
     ) -> None:
         """Keep model, likelihood and settings.
 
@@ -66,6 +68,8 @@ class EngineCurvature(CurvatureInterface):
             n_probes: Random probes per sample, for the calibrated diagonal.
             shrink: Shrink what the probes say to the mixed diagonal's shape; otherwise
                 they speak for themselves.
+            memory_budget: What one look may take, as in ``"2GB"``; batches that would
+                take more are cut, and matrices that do not fit are left out.
         """
         super().__init__(
             model, likelihood, last_layer, subnetwork_indices, dict_key_x, dict_key_y
@@ -74,6 +78,7 @@ class EngineCurvature(CurvatureInterface):
         require_at_least("n_probes", n_probes, 0)
         self.n_probes, self.shrink = n_probes, shrink
         self.n_outputs = 0
+        self._budget = None if memory_budget is None else MemoryBudget(memory_budget)
 
     @property
     def calibrates(self) -> bool:
@@ -111,7 +116,8 @@ class EngineCurvature(CurvatureInterface):
         """
         params = list(self.params_dict.values())
         size = sum(param.numel() for param in params)
-        look = params[0].detach().new_zeros(4 if self.calibrates else 1, size)
+        rows, dtype = 4 if self.calibrates else 1, summing_dtype(params[0].dtype)
+        look = torch.zeros(rows, size, dtype=dtype, device=params[0].device)
         return self.add_look(x, y, look), look
 
     def add_look(self, x: Tensor, y: Tensor, looks: Tensor) -> Tensor:
@@ -131,7 +137,7 @@ class EngineCurvature(CurvatureInterface):
             if name in seen.curvature:  # the model may not use it
                 value = seen.curvature[name].reshape(part.shape)
                 part.add_(value, alpha=self.factor)
-        return self.factor * seen.loss
+        return self.factor * seen.loss.to(looks.dtype)
 
     def estimate(self, looks: Tensor) -> Tensor:
         """The curvature, from looks at it.
@@ -166,6 +172,29 @@ class EngineCurvature(CurvatureInterface):
         Returns:
             What was seen, by parameter.
         """
+        if self._budget is None:
+            return self._sweep(model, x, y, gradient_scale, generator)
+        rows = 4 if self.calibrates else 1
+        self.policy, size = self._budget.plan(
+            model, x, self.policy, rows, self.n_probes
+        )
+        pieces = zip(x.split(size), y.split(size), strict=True)
+        looks = (self._sweep(model, *p, gradient_scale, generator) for p in pieces)
+        total = next(looks)
+        for look in looks:
+            for name, value in look.curvature.items():
+                total.curvature[name] += value
+            total = Look(total.loss + look.loss, total.curvature)
+        return total
+
+    def _sweep(
+        self,
+        model: Module,
+        x: Tensor,
+        y: Tensor,
+        gradient_scale: float | None,
+        generator: torch.Generator | None,
+    ) -> Look:
         whole = partial(param_curvature, per_sample=False)
         probe = Probe(n_columns=max(1, self.n_probes), generator=generator)
         if self.calibrates:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from backpack import disable
 from torch import Tensor
 from torch.nn import Module
 
+from lae_backpack.curvature.recorder import lock_of
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.chunks import automatic_size
 from lae_backpack.posterior.sampling import evaluating
+from lae_backpack.posterior.shards import n_own_samples, n_samples, own_part
 
 NO_BATCH = "The loader yields no batch. Give it a dataset with data."
 
@@ -50,18 +52,35 @@ def require_sized(loader: Iterable[object]) -> int:
         TypeError: If the loader has no dataset, or one without length.
         ValueError: If there is no data.
     """
-    # A sampler may leave some of the data out.
-    holders: list[Any] = [
-        getattr(loader, name, None) for name in ("sampler", "dataset")
-    ]
-    sizes = [len(holder) for holder in holders if isinstance(holder, Sized)]
-    if not sizes:
-        lacking = "no dataset" if holders[1] is None else "a dataset without a length"
+    n_data = n_samples(loader)
+    if n_data is None:
+        without = getattr(loader, "dataset", None) is None
+        lacking = "no dataset" if without else "a dataset without a length"
         raise TypeError(
             f"Fitting must know how much data there is, and {type(loader).__name__} "
             f"has {lacking}. Use a DataLoader over a dataset with __len__."
         )
-    n_data = sizes[0]
+    if n_data == 0:
+        raise ValueError(NO_BATCH)
+    return n_data
+
+
+def n_data_of_all_ranks(loader: Iterable[object]) -> int:
+    """How much data there is in an epoch.
+
+    Args:
+        loader: The loader of this rank; it may be empty if another's is not.
+
+    Returns:
+        The samples of all ranks.
+
+    Raises:
+        ValueError: If there is no data.
+    """
+    own = n_own_samples(loader)
+    if own is None or distributed.n_ranks() == 1:
+        return require_sized(loader)
+    (n_data,) = distributed.meet(own)
     if n_data == 0:
         raise ValueError(NO_BATCH)
     return n_data
@@ -95,7 +114,8 @@ def checked_batches(
     """A loader's inputs, on the model's device.
 
     Args:
-        loader: Yields ``x``, ``(x,)`` or ``(x, label)``.
+        loader: Yields ``x``, ``(x,)`` or ``(x, label)``; of several ranks, one may be
+            without data.
         model: The model.
         probabilities: Whether pixels must be within [0, 1].
 
@@ -106,7 +126,7 @@ def checked_batches(
         ValueError: If there is no batch, or pixels are no probabilities.
     """
     number, shape = 0, None
-    for number, batch in enumerate(loader, start=1):
+    for number, batch in enumerate(own_part(loader), start=1):
         x = checked_images(images_of(batch), model, f"Batch {number}")
         if x.shape[1:] != shape:
             require_reconstruction(model, x)
@@ -117,7 +137,7 @@ def checked_batches(
                 "likelihood='bernoulli' needs [0, 1]. Scale the images."
             )
         yield x
-    if number == 0:
+    if number == 0 and distributed.n_ranks() == 1:
         raise ValueError(NO_BATCH)
 
 
@@ -173,7 +193,7 @@ def require_reconstruction(model: Module, x: Tensor) -> None:
     # Two of the same: a single image without a batch dimension fails here, too.
     pair = torch.cat((x[:1], x[:1]))
     try:
-        with evaluating(model), disable(), torch.no_grad():
+        with lock_of(model), evaluating(model), disable(), torch.no_grad():
             shape = model(pair).shape
     except (RuntimeError, ValueError) as error:
         raise ValueError(

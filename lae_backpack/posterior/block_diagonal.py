@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.curvature.footprint import widest_carried
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.blocks import (
     BlockDiag,
@@ -27,7 +28,9 @@ from lae_backpack.posterior.memory import (
     require_memory,
     require_memory_for_batch,
 )
+from lae_backpack.posterior.rank_checks import unwrapped
 from lae_backpack.posterior.sampling import WeightSampler
+from lae_backpack.posterior.states import checked_state
 
 
 class BlockDiagLaplace(EngineLaplace):
@@ -71,6 +74,7 @@ class BlockDiagLaplace(EngineLaplace):
             raise ValueError(
                 f"max_memory must be a positive number of bytes, got {limit!r}."
             )
+        model = unwrapped(model)
         self.model, self.layers, self._max_memory = model, layers_of(model), limit
         self._memory_limit = self._require_memory(held=0)
         self._checked_samples, self._scale_temperature = 0, 1.0
@@ -115,9 +119,15 @@ class BlockDiagLaplace(EngineLaplace):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
-        self._memory_limit = self._require_memory(held=self.H.nbytes)
-        self._checked_samples, self._posterior_scale = 0, None
-        super().fit(train_loader, override, progress_bar)
+        with distributed.failing_together():
+            self._memory_limit = self._require_memory(held=self.H.nbytes)
+            self._checked_samples, self._posterior_scale = 0, None
+            super().fit(train_loader, override, progress_bar)
+
+    @override
+    def _tensors_to_add_up(self) -> list[Tensor]:
+        self.H.blocks = [block.contiguous() for block in self.H.blocks]
+        return self.H.blocks
 
     # The Gaussian ------------------------------------------------------------------
 
@@ -213,11 +223,14 @@ class BlockDiagLaplace(EngineLaplace):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        found = BlockDiag(state_dict["H"])
-        wanted = [layer.size for layer in self.layers]
-        if found.sizes != wanted:
-            raise ValueError(
-                f"The state has blocks of sizes {found.sizes}, the model's layers have "
-                f"{wanted}. Load it into the model it was made with."
-            )
-        super().load_state_dict(state_dict | {"H": found})
+        blocks = state_dict.get("H") if isinstance(state_dict, dict) else None
+        if isinstance(blocks, list):
+            found = BlockDiag(blocks).sizes
+            wanted = [layer.size for layer in self.layers]
+            if found != wanted:
+                raise ValueError(
+                    f"The state has blocks of sizes {found}, the model's layers have "
+                    f"{wanted}. Load it into the model it was made with."
+                )
+        state = checked_state(self, state_dict)
+        super().load_state_dict(state | {"H": BlockDiag(state["H"])})

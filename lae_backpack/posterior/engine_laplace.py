@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lae_backpack.posterior import predictive
+from lae_backpack.posterior import distributed, predictive
 from lae_backpack.posterior.backend import EngineCurvature, require_finite
 from lae_backpack.posterior.batches import require_sized
 from lae_backpack.posterior.choices import require_at_least_one, require_one_of
@@ -22,15 +22,20 @@ from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.hyperparameters import PositiveHyperparameters
 from lae_backpack.posterior.jacobians import SmallJacobians
 from lae_backpack.posterior.propagated import probit
+from lae_backpack.posterior.rank_checks import unwrapped
 from lae_backpack.posterior.sampling import (
     WeightSampler,
     evaluating,
     run_with,
     without_hooks,
 )
+from lae_backpack.posterior.shared_fit import SharedFit
+from lae_backpack.posterior.states import FORMAT, checked_state
 
 
-class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
+class EngineLaplace(
+    PositiveHyperparameters, SmallJacobians, SharedFit, ParametricLaplace
+):
     """A Laplace approximation on our curvature, safe for many outputs.
 
     laplace-torch finds subclasses by ``_key``; this one has none, so it is not found.
@@ -51,7 +56,7 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
         """As ``ParametricLaplace``, with our curvature.
 
         Args:
-            model: The model.
+            model: The model; DistributedDataParallel is taken off.
             likelihood: ``"regression"`` or ``"classification"``.
             *args: As for ``ParametricLaplace``.
             backend: ``None``; another backend would compute other curvature.
@@ -76,7 +81,7 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
                 "'mixed_diag' for max_dense_dim."
             )
         super().__init__(
-            model,
+            unwrapped(model),
             likelihood,
             *args,
             backend=EngineCurvature,
@@ -98,7 +103,7 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
         Returns:
             The names of the settings.
         """
-        return set()
+        return {"memory_budget"}
 
     @override
     def fit(
@@ -107,13 +112,14 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
-        require_sized(train_loader)
+        if distributed.n_ranks() == 1:  # otherwise some rank may have no data
+            require_sized(train_loader)
         before = {name: self.__dict__.get(name) for name in ("mean", "n_data")}
         before["loss"] = copy.deepcopy(self.loss)  # the host adds in place
         precision = self.H if override else self.H.clone()
         n_outputs = self.n_outputs
         try:
-            with evaluating(self.model):
+            with distributed.failing_together(), evaluating(self.model):
                 super().fit(train_loader, override, progress_bar)
             require_finite(torch.as_tensor(self.loss), *self._curvature_tensors())
         except BaseException:
@@ -134,6 +140,20 @@ class EngineLaplace(PositiveHyperparameters, SmallJacobians, ParametricLaplace):
             NotImplementedError: If a subclass does not write this.
         """
         raise NotImplementedError(f"{type(self).__name__} must write sampler")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"format": FORMAT}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before = dict(self.__dict__)
+        try:
+            super().load_state_dict(checked_state(self, state_dict))
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _curvature_tensors(self) -> list[Tensor]:
         return [self.H]

@@ -97,8 +97,8 @@ def require_memory(layers: Sequence[Layer], itemsize: int, limit: float) -> None
         return
     largest = max(layers, key=lambda layer: layer.size)
     raise MemoryError(
-        f"hessian_structure='block_diag' needs {_words(needed)} ({needed} bytes), got "
-        f"a limit of {_words(limit)}. The largest layer {largest.name!r} has "
+        f"hessian_structure='block_diag' needs {in_words(needed)} ({needed} bytes), "
+        f"got a limit of {in_words(limit)}. The largest layer {largest.name!r} has "
         f"{largest.size} parameters, and its block that many rows and columns. Use "
         "hessian_structure='mixed_diag' or 'approx_diag', freeze layers with "
         "requires_grad_(False), or pass backend_kwargs={'max_memory': bytes} if there "
@@ -128,15 +128,23 @@ def require_memory_for_batch(
     fitting = int(max(0, left) // batch_bytes(1, width, itemsize))
     smaller = f"a batch size of at most {fitting}, " if fitting else ""
     raise MemoryError(
-        f"hessian_structure='block_diag' needs {_words(needed)} for a batch of "
+        f"hessian_structure='block_diag' needs {in_words(needed)} for a batch of "
         f"{n_samples} samples, each with matrices of {width} x {width} numbers, got "
-        f"{_words(max(0, left))} beside the blocks. Use {smaller}hessian_structure="
+        f"{in_words(max(0, left))} beside the blocks. Use {smaller}hessian_structure="
         "'mixed_diag' or 'approx_diag', or pass backend_kwargs={'max_memory': bytes} "
         "if there is more memory than that."
     )
 
 
-def _words(count: float) -> str:
+def in_words(count: float) -> str:
+    """Tell a size.
+
+    Args:
+        count: The bytes.
+
+    Returns:
+        The size in a unit that people read.
+    """
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,11 @@ from torch.func import functional_call
 from torch.nn import Module
 
 Weights = dict[str, Tensor]
+
+
+_modes_lock = threading.Lock()
+# How often a model is in eval mode for a while, and which modules were not before.
+_evaluated: dict[Module, tuple[int, list[Module]]] = {}
 
 
 @contextmanager
@@ -24,14 +30,22 @@ def evaluating(model: Module) -> Iterator[None]:
     Yields:
         Nothing; every module gets its mode back.
     """
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+    with _modes_lock:  # of several threads, the last one gives the mode back
+        count, training = _evaluated.get(model, (0, []))
+        training = training + [module for module in model.modules() if module.training]
+        _evaluated[model] = count + 1, training
+        for module in training:
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _modes_lock:
+            count, training = _evaluated.pop(model)
+            if count > 1:
+                _evaluated[model] = count - 1, training
+            else:
+                for module in training:
+                    module.training = True
 
 
 def without_hooks(model: Module) -> Module:
@@ -160,6 +174,18 @@ class WeightSampler:
             Views of it by name.
         """
         return _cut(vector, self._shapes)
+
+
+def summing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what to add up many numbers.
+
+    Args:
+        dtype: What they are in.
+
+    Returns:
+        The same, or float32 where sums would soon stop growing.
+    """
+    return torch.promote_types(dtype, torch.float32)
 
 
 def as_vector(params: Iterable[Tensor]) -> Tensor:

@@ -15,7 +15,13 @@ from lae_backpack.posterior import propagated
 from lae_backpack.posterior.choices import PRED_TYPES
 from lae_backpack.posterior.chunks import checked_size
 from lae_backpack.posterior.engine_laplace import EngineLaplace
-from lae_backpack.posterior.sampling import WeightSampler, evaluating, weights_by_name
+from lae_backpack.posterior.sampling import (
+    WeightSampler,
+    evaluating,
+    summing_dtype,
+    weights_by_name,
+)
+from lae_backpack.posterior.shared_fit import starts_anew
 
 
 class EngineDiagLaplace(EngineLaplace, DiagLaplace):
@@ -38,13 +44,18 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             return self.H.new_zeros(4, self.n_params)
         return self._looks
 
+    @override
+    def _init_H(self) -> None:
+        dtype = summing_dtype(self._dtype) if self._is_summing else self._dtype
+        self.H = torch.zeros(self.n_params, device=self._device, dtype=dtype)
+
     def take_looks(self, looks: Tensor) -> None:
         """Estimate H.
 
         Args:
             looks: What it is estimated from.  # [R, P]
         """
-        self.H = self.backend.estimate(looks)
+        self.H = self.backend.estimate(looks).to(self._dtype)
         self._looks = looks if self.backend.calibrates else None
 
     @override
@@ -54,10 +65,9 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = dict(state_dict)
-        looks = state.pop("looks", None)
-        super().load_state_dict(state)
-        self._looks = looks
+        super().load_state_dict(state_dict)
+        looks = state_dict.get("looks")
+        self._looks = None if looks is None else looks.to(self._device)
 
     @override
     def sampler(self) -> WeightSampler:
@@ -171,7 +181,7 @@ class MixedDiagLaplace(EngineDiagLaplace):
     @classmethod
     @override
     def allowed_settings(cls) -> set[str]:
-        return {"max_dense_dim"}
+        return {"max_dense_dim", "memory_budget"}
 
 
 class CalibratedDiagLaplace(EngineDiagLaplace):
@@ -189,7 +199,7 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
     @classmethod
     @override
     def allowed_settings(cls) -> set[str]:
-        return set(cls.backend_settings)
+        return {*cls.backend_settings, "memory_budget"}
 
     @override
     def fit(
@@ -200,7 +210,7 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
     ) -> None:
         before = self._looks
         summed = self.looks.clone()
-        self._looks = summed.zero_() if override else summed
+        self._looks = summed.zero_() if starts_anew(override) else summed
         try:
             super().fit(train_loader, override, progress_bar)
         except BaseException:
@@ -208,6 +218,10 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
             raise
         if self.backend.calibrates:
             self.take_looks(self._looks)
+
+    @override
+    def _tensors_to_add_up(self) -> list[Tensor]:
+        return [self.H if self._looks is None else self._looks]
 
     @override
     def _curv_closure(self, X: Any, y: Tensor, N: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 FORMAT = "lae_backpack online run"
-VERSION = 1
+VERSION = 2
 
 
 class CheckpointError(ValueError):
@@ -59,17 +59,27 @@ def load(path: Path) -> dict[str, Any]:
             f"{path.name} cannot be read as a checkpoint: it is cut short, damaged, or "
             "another kind of file. Delete it to start anew, or give another path."
         ) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    kind = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(kind, str) or kind != FORMAT:
         raise CheckpointError(
             f"{path.name} is not a checkpoint of fit_online. Give a path that "
             "fit_online(checkpoint=...) has written."
         )
-    if content.get("version") != VERSION:
+    version = content.get("version")
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
         raise CheckpointError(
-            f"{path.name} has version {content.get('version')}, this package reads "
-            f"{VERSION}. Use the package that wrote it."
+            f"{path.name} has version {version}, this package reads 1 to {VERSION}. "
+            "Use the package that wrote it."
         )
-    return content
+    return content if version == VERSION else _from_version_1(content)
+
+
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    # There was one process, and its random states were not in a list.
+    of_ranks = {
+        name: [content[name]] for name in ("now", "epoch_start") if name in content
+    }
+    return content | of_ranks | {"n_ranks": 1, "version": VERSION}
 
 
 def _sync_directory(directory: Path) -> None:

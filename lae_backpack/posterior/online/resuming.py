@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.online import checkpoint
 from lae_backpack.posterior.online.checkpoint import CheckpointError
 from lae_backpack.posterior.online.randomness import random_states, set_random_states
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 copy_of = copy.deepcopy
+BEST = {
+    "model", "precision", "looks", "sigma_noise", "loss", "validation", "samples",
+}  # fmt: skip
+# What a run may have or not, by its name in a file.
+MAY_BE_MISSING: dict[str, tuple[type, ...]] = {
+    "best": (dict, type(None)),
+    "batches": (int, type(None)),
+    "scheduler": (dict, type(None)),
+    "scheduler_class": (str, type(None)),
+}
 
 
 def posterior_state(la: LaplaceAE) -> State:
@@ -62,7 +72,9 @@ def save(run: OnlineRun, path: Path) -> None:
         run: The run.
         path: Where to.
     """
-    checkpoint.save(path, _state(run))
+    state = _state(run)
+    if distributed.rank() == 0:
+        checkpoint.save(path, state)
 
 
 def resume(run: OnlineRun, path: Path) -> None:
@@ -75,15 +87,18 @@ def resume(run: OnlineRun, path: Path) -> None:
     Raises:
         CheckpointError: If it is none, or of another run; nothing has changed then.
     """
-    state = checkpoint.load(path)
+    state = distributed.of_rank_zero(lambda: checkpoint.load(path))
     before = copy_of(_state(run))
     missing = sorted(before.keys() - state.keys())
     if missing:
         raise CheckpointError(f"{path.name} lacks {missing}. Delete it to start anew.")
-    _require_same_run(before, state, path.name)
     try:
+        _require_same_kinds(before, state, path.name)
+        _require_same_run(before, state, path.name)
         _restore(run, state)
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except CheckpointError:
+        raise  # nothing has changed yet
+    except Exception as error:  # whatever a damaged file leads to
         _restore(run, before)
         raise CheckpointError(
             f"{path.name} does not fit this run: {error} Build model, optimiser and "
@@ -98,14 +113,16 @@ def _state(run: OnlineRun) -> State:
         "settings": asdict(run.settings),
         "posterior": {
             "likelihood": str(la.likelihood),
-            "max_dense_dim": la.backend.policy.max_dense_dim,
+            # As it was set; a memory budget may have lowered it since.
+            "max_dense_dim": la._backend_kwargs["max_dense_dim"],
             "n_probes": la.backend.n_probes,
             "shrink": la.backend.shrink,
             "learns_noise": la.learns_noise,
             "dtype": str(la.H.dtype),
             "temperature": float(la.temperature),
         },
-        "batches": len(run.loader) if isinstance(run.loader, Sized) else None,
+        "n_ranks": distributed.n_ranks(),
+        "batches": run.n_batches,
         "scheduler_steps": run.scheduler_steps,
         "n_data": run.n_data,
         "optimizer_class": type(run.optimizer).__name__,
@@ -119,10 +136,31 @@ def _state(run: OnlineRun) -> State:
         "epoch_loss": run.epoch_loss,
         "epoch_samples": run.epoch_samples,
         "batches_done": run.batches_done,
-        "epoch_start": run.epoch_start,
-        "now": random_states(run.loader, la._device),
+        "epoch_start": distributed.gathered(run.epoch_start),
+        "now": distributed.gathered(random_states(run.loader, la._device)),
         "best": run.best,
     }
+
+
+def _require_same_kinds(own: State, state: State, name: str) -> None:
+    """Refuse a file that has something else in the place of a number or a tensor.
+
+    Raises:
+        CheckpointError: If it has.
+    """
+    for part, value in own.items():
+        kinds = type(value), *MAY_BE_MISSING.get(part, ())
+        if not isinstance(state[part], kinds):
+            raise CheckpointError(
+                f"{name} has a {type(state[part]).__name__} as {part}, a "
+                f"{type(value).__name__} is needed. Delete it to start anew."
+            )
+    best = state["best"]
+    if best is not None and not best.keys() >= BEST:
+        raise CheckpointError(
+            f"{name} lacks {sorted(BEST - best.keys())} of the best epoch. Delete it "
+            "to start anew."
+        )
 
 
 def _require_same_run(own: State, state: State, name: str) -> None:
@@ -141,6 +179,8 @@ def _require_same_run(own: State, state: State, name: str) -> None:
         "scheduler_steps",
     )
     for part in same:
+        if part == "batches" and own["n_ranks"] != state["n_ranks"]:
+            continue  # more ranks have fewer batches each
         if own[part] != state[part]:
             raise CheckpointError(
                 f"{name} was written with {part} {state[part]}, this run has "
@@ -170,6 +210,23 @@ def _restore(run: OnlineRun, state: State) -> None:
     run.seed, run.warmup_steps = state["seed"], state["warmup_steps"]
     run.n_outputs = state["n_outputs"]
     run.epoch_loss, run.epoch_samples = state["epoch_loss"], state["epoch_samples"]
-    run.batches_done, run.epoch_start = state["batches_done"], state["epoch_start"]
-    run.best = state["best"]
-    set_random_states(state["now"], run.loader, run.la._device)
+    run.batches_done, run.best = state["batches_done"], state["best"]
+    rank, device = distributed.rank(), run.la._device
+    if rank < state["n_ranks"]:
+        run.epoch_start = state["epoch_start"][rank]
+        set_random_states(state["now"][rank], run.loader, device)
+    else:  # a rank there was not goes on from its own randomness
+        run.epoch_start = random_states(run.loader, device)
+    if state["n_ranks"] != distributed.n_ranks():
+        _fit_to_ranks(run, state["batches"])
+
+
+def _fit_to_ranks(run: OnlineRun, batches_before: int | None) -> None:
+    """Go on at the same place of the epoch, with steps of another size."""
+    size = getattr(run.loader, "batch_size", None)
+    n_together = sum(n or 0 for n in distributed.gathered(size))
+    run.batches_done = run.epoch_samples // n_together if n_together else 0
+    scheduler = run.scheduler
+    if run.own_schedule and scheduler is not None and batches_before:
+        steps = scheduler.last_epoch * (run.n_batches or 0) / batches_before
+        scheduler.last_epoch = round(steps)

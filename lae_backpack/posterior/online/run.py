@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tqdm import tqdm
 
-from lae_backpack.curvature.quantities import features
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.batches import checked_batches
 from lae_backpack.posterior.online import resuming
 from lae_backpack.posterior.online.noisy_copy import NoisyCopy
@@ -41,6 +41,7 @@ class OnlineRun:
     la: LaplaceAE
     loader: Iterable[object]
     n_data: int
+    n_batches: int | None
     n_epochs: int
     settings: OnlineSettings
     optimizer: Optimizer
@@ -54,6 +55,7 @@ class OnlineRun:
     checkpoint: Path | None
     checkpoint_every: int | None
     progress_bar: bool
+    own_schedule: bool = False  # the cosine over all steps
     history: History = field(default_factory=History)
     n_outputs: int = 0
     epoch_loss: float = 0.0  # summed over the samples of the present epoch
@@ -101,20 +103,25 @@ class OnlineRun:
             self.seed,
         )
         bar = tqdm(
-            checked_batches(self.loader, la.model, la.bernoulli),
+            distributed.as_long_as_others(
+                checked_batches(self.loader, la.model, la.bernoulli)
+            ),
             desc=f"epoch {history.epochs + 1}/{self.n_epochs}",
-            total=len(self.loader) if isinstance(self.loader, Sized) else None,
-            disable=not self.progress_bar,
+            total=self.n_batches,
+            disable=not self.progress_bar or distributed.rank() > 0,
         )
         for number, x in enumerate(bar, start=1):
             if number <= skipped:
                 if number == skipped:
                     set_random_states(now, self.loader, la._device)
                 continue
-            history.losses.append(step(x, len(history.losses)))
-            self.epoch_loss += history.losses[-1] * len(x)
-            self.epoch_samples += len(x)
-            self.batches_done, self.n_outputs = number, features(x)
+            taken = step(x, len(history.losses))
+            if taken is None:
+                break
+            history.losses.append(taken.loss)
+            self.epoch_loss += taken.loss * taken.n_rows
+            self.epoch_samples += taken.n_rows
+            self.batches_done, self.n_outputs = number, taken.n_outputs
             self._step_scheduler("batch")
             if self.progress_bar and number % BAR_EVERY == 0:
                 bar.set_postfix(self._watched(), refresh=False)
@@ -127,6 +134,7 @@ class OnlineRun:
     def _end_epoch(self) -> None:
         history = self.history
         history.epochs += 1
+        distributed.take_buffers_of_rank_zero(self.la.model)
         self._make_usable()
         if self.validation_loader is not None:
             history.validation.append(self._validation_loss(self.validation_loader))
@@ -161,7 +169,8 @@ class OnlineRun:
         Returns:
             The loss.
         """
-        copy = NoisyCopy(self.la, self.seed - 1, self.settings.antithetic)
+        seed = distributed.own_seed(self.seed - 1)
+        copy = NoisyCopy(self.la, seed, self.settings.antithetic)
         copy.follow_precision()
         sampling = self._samples()
         total, count = 0.0, 0
@@ -175,7 +184,8 @@ class OnlineRun:
                 total += self.la.backend.lossfunc(copy.model(x), x).item()
                 count += len(x)
         set_random_states(states, loader, self.la._device)
-        return total / count
+        totals, counts = zip(*distributed.gathered((total, count)), strict=True)
+        return sum(totals) / sum(counts)
 
     def _step_scheduler(self, moment: Moment) -> None:
         if self.scheduler is None or self.scheduler_steps != moment:

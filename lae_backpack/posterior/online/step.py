@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lae_backpack.curvature.quantities import features
+from lae_backpack.posterior import distributed
 from lae_backpack.posterior.online.finite import (
     first_layer_not_finite,
     first_not_finite,
@@ -15,11 +15,26 @@ from lae_backpack.posterior.online.finite import (
 )
 from lae_backpack.posterior.online.noisy_copy import NoisyCopy
 from lae_backpack.posterior.online.settings import OnlineSettings
+from lae_backpack.posterior.sampling import summing_dtype
 
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
 Curvature = dict[str, Tensor]
+
+
+class Taken(NamedTuple):
+    """What a step was like, on all ranks.
+
+    Attributes:
+        loss: The loss per sample of the sampled networks.
+        n_rows: The samples of the batch.
+        n_outputs: The outputs of each.
+    """
+
+    loss: float
+    n_rows: int
+    n_outputs: int
 
 
 class EMStep:
@@ -48,33 +63,39 @@ class EMStep:
             seed: Where the weights' noise comes from.
         """
         self._la, self._optimizer, self._settings = la, optimizer, settings
-        self._n_data, self._warmup_steps, self._seed = n_data, warmup_steps, seed
-        self._copy = NoisyCopy(la, seed, settings.antithetic)
+        self._n_data, self._warmup_steps = n_data, warmup_steps
+        self._seed = distributed.own_seed(seed)
+        self._copy = NoisyCopy(la, self._seed, settings.antithetic)
         named = self._copy.model.named_parameters()
         self._names = [name for name, param in named if param.requires_grad]
         # Looks alternate between two buffers; an H that users may hold is in neither.
-        self._looks, self._spare = la.looks.clone(), torch.empty_like(la.looks)
+        dtype = summing_dtype(la.H.dtype)
+        self._looks = la.looks.to(dtype, copy=True)
+        self._spare = torch.empty_like(self._looks)
         self._generator = torch.Generator(la.H.device)
 
-    def __call__(self, x: Tensor, number: int) -> float:
-        """Do one step.
+    def __call__(self, x: Tensor | None, number: int) -> Taken | None:
+        """Do one step, together with other ranks if there are any.
 
         Args:
-            x: A batch.  # [N, *in]
+            x: A batch, or ``None`` if this rank has no more.  # [N, *in]
             number: The step's number, from 0.
 
         Returns:
-            The loss per sample of the sampled networks.
+            What it was like, or ``None`` if no rank had a batch.
         """
-        settings = self._settings
-        refreshes = number % settings.refresh_every == 0
-        shares_pass = refreshes and settings.curvature_at == "sample"
-        loss, looks = self._gradients(x, number, shares_pass)
-        if refreshes and not shares_pass:
-            self._copy.be_mean()
-            looks = [self._look(x, None, number)[1]]
-        summed = self._next_looks(looks, x, number) if refreshes else None
-
+        refreshes = number % self._settings.refresh_every == 0
+        loss, looks = 0.0, []
+        if x is not None:
+            loss, looks = self._look_at(x, number, refreshes)
+        own = (0, 0) if x is None else (len(x), x.numel())
+        n_rows, n_pixels = distributed.meet(*own)
+        if not n_rows:
+            return None
+        summed = self._next_looks(looks, n_rows) if refreshes else None
+        loss = self._add_up_ranks(loss, own[0] / n_rows, summed)
+        if summed is not None:
+            self._require_finite_looks(number)
         self._require_finite_gradients(number)
         self._optimizer.zero_grad(set_to_none=True)  # also of what it holds besides
         for param, noisy in zip(self._la.params, self._copy.params, strict=True):
@@ -83,9 +104,48 @@ class EMStep:
         if summed is not None:
             self._looks, self._spare = summed, self._looks
             self._la.take_looks(summed)
+        taken = Taken(loss, n_rows, n_pixels // n_rows)
         if self._la.learns_noise:
-            self._follow_noise(loss / features(x), number)
-        return loss
+            self._follow_noise(loss / taken.n_outputs, number)
+        return taken
+
+    def _look_at(
+        self, x: Tensor, number: int, refreshes: bool
+    ) -> tuple[float, list[Curvature]]:
+        shares_pass = refreshes and self._settings.curvature_at == "sample"
+        loss, looks = self._gradients(x, number, shares_pass)
+        if refreshes and not shares_pass:
+            self._copy.be_mean()
+            looks = [self._look(x, None, number)[1]]
+        return loss, looks
+
+    def _add_up_ranks(self, loss: float, share: float, looks: Tensor | None) -> float:
+        """Make gradients, looks and loss those of all ranks' batches.
+
+        Nothing may fail between the ranks' meeting and this.
+
+        Args:
+            loss: Of this rank's batch.
+            share: How much of all rows this rank has.
+            looks: Ready to be added.
+
+        Returns:
+            The loss.
+        """
+        if distributed.n_ranks() == 1:
+            return loss
+        if not share:
+            self._copy.forget_gradients()
+        for param in self._copy.params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            param.grad.mul_(share)
+        total = self._spare.new_tensor(share * loss)
+        gradients = [
+            param.grad for param in self._copy.params if param.grad is not None
+        ]
+        distributed.sum_of_met([*gradients, total, *([] if looks is None else [looks])])
+        return total.item()
 
     def _gradients(
         self, x: Tensor, number: int, shares_pass: bool
@@ -130,29 +190,33 @@ class EMStep:
         model = self._copy.model
         return self._la.backend.sweep(model, x, x, scale, self._generator)
 
-    def _next_looks(self, looks: list[Curvature], x: Tensor, number: int) -> Tensor:
-        """Compute what the next H is estimated from.
+    def _next_looks(self, looks: list[Curvature], n_rows: int) -> Tensor:
+        """Compute what the next H is estimated from; of several ranks, their parts.
 
         Returns:
             The spare buffer with it.
-
-        Raises:
-            FloatingPointError: If it is not finite.
         """
-        share = len(x) / self._n_data / self._la.backend.factor * len(looks)
-        parts = self._spare.split([param.numel() for param in self._la.params], 1)
-        torch.mul(self._looks, self._settings.decay, out=self._spare)
+        share = n_rows / self._n_data / self._la.backend.factor * len(looks)
+        parts = self._spare_parts()
+        # The past is on all ranks, and counts once.
+        decay = self._settings.decay if distributed.rank() == 0 else 0.0
+        torch.mul(self._looks, decay, out=self._spare)
         for look in looks:
             for name, part in zip(self._names, parts, strict=True):
                 if name in look:  # the model may not use a parameter at all
                     weight = self._settings.gain / share
                     part.add_(look[name].reshape(part.shape), alpha=weight)
+        return self._spare
+
+    def _spare_parts(self) -> tuple[Tensor, ...]:
+        return self._spare.split([param.numel() for param in self._la.params], 1)
+
+    def _require_finite_looks(self, number: int) -> None:
         if first_not_finite([("", self._spare)]) is not None:
             # What travels backwards goes wrong in the last layer first.
-            named = zip(reversed(self._names), reversed(parts), strict=True)
-            layer = first_not_finite(named) or ""
-            raise FloatingPointError(stop_message("precision", layer, number))
-        return self._spare
+            parts = reversed(self._spare_parts())
+            layer = first_not_finite(zip(reversed(self._names), parts, strict=True))
+            raise FloatingPointError(stop_message("precision", layer or "", number))
 
     def _require_finite_gradients(self, number: int) -> None:
         gradients = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sized
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,11 +12,13 @@ import torch
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lae_backpack.posterior.batches import NO_BATCH, require_sized
+from lae_backpack.posterior import distributed
+from lae_backpack.posterior.batches import NO_BATCH, n_data_of_all_ranks
 from lae_backpack.posterior.choices import require_at_least, require_one_of
 from lae_backpack.posterior.online.resuming import resume as resume_run
 from lae_backpack.posterior.online.run import Callback, Moment, OnlineRun
 from lae_backpack.posterior.online.settings import History, OnlineSettings
+from lae_backpack.posterior.rank_checks import require_same, require_same_posterior
 from lae_backpack.posterior.sampling import new_seed
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 class OnlineTraining:
     """What LaplaceAE has beyond laplace-torch: its own training."""
 
+    @distributed.failing_together()
     def fit_online(
         self: Any,
         loader: Iterable[object],
@@ -50,6 +54,9 @@ class OnlineTraining:
         The mean is in the model at every moment. The noise is taken as 1, as in the
         paper, unless ``sigma_noise`` is a number or ``"learned"``.
 
+        On several ranks of ``torch.distributed``, a step is one of all their batches
+        together, and each rank samples its own networks.
+
         Args:
             loader: Yields ``x``, ``(x,)`` or ``(x, label)``; needs ``loader.dataset``.
             n_epochs: How many epochs, those of a resumed run included.
@@ -63,8 +70,9 @@ class OnlineTraining:
                 each epoch.
             patience: Stop after so many epochs without a lower validation loss, and go
                 back to the best one.
-            callbacks: Called with this object and the history after each epoch.
-            checkpoint: A file to write after each epoch, always whole.
+            callbacks: Called with this object and the history after each epoch, on
+                every rank.
+            checkpoint: A file to write after each epoch, always whole, by rank 0.
             checkpoint_every: Write it after so many steps, too.
             resume: Take the run up from the checkpoint, if there is one.
             generator: Where the weights' randomness comes from.
@@ -83,34 +91,41 @@ class OnlineTraining:
         )  # fmt: skip
         require_one_of("lr_decay", lr_decay, ("cosine", "constant"))
         require_one_of("scheduler_steps", scheduler_steps, ("epoch", "batch"))
-        n_data = require_sized(loader)
-        if isinstance(loader, Sized) and len(loader) == 0:
+        n_data, n_batches = n_data_of_all_ranks(loader), _n_batches(loader)
+        if n_batches == 0:
             raise ValueError(NO_BATCH)
         _require_parameters_of(optimizer, self)
         settings = settings or OnlineSettings()
-        n_steps = n_epochs * (len(loader) if isinstance(loader, Sized) else 1)
+        n_steps = n_epochs * (n_batches or 1)
+        own_schedule = optimizer is None and lr_decay == "cosine"
+        _require_same_on_all_ranks(
+            self, n_epochs, settings, scheduler_steps, validation_loader is None,
+            patience, checkpoint is None, checkpoint_every, resume,
+        )  # fmt: skip
         if optimizer is None:
             optimizer = _adam(self.params, float(lr))
             if lr_decay == "cosine":
-                scheduler_steps = "batch" if isinstance(loader, Sized) else "epoch"
+                scheduler_steps = "epoch" if n_batches is None else "batch"
                 scheduler = _cosine(optimizer, n_steps)
         run = OnlineRun(
             la=self,
             loader=loader,
             n_data=n_data,
+            n_batches=n_batches,
             n_epochs=n_epochs,
             settings=settings,
             optimizer=optimizer,
             scheduler=scheduler,
             scheduler_steps=scheduler_steps,
             warmup_steps=settings.warmup_steps_of(n_steps),
-            seed=new_seed(generator),
+            seed=distributed.of_rank_zero(partial(new_seed, generator)),
             validation_loader=validation_loader,
             patience=patience,
             callbacks=tuple(callbacks),
             checkpoint=None if checkpoint is None else Path(checkpoint),
             checkpoint_every=checkpoint_every,
             progress_bar=progress_bar,
+            own_schedule=own_schedule,
         )
         before = self.H, self.sigma_noise
         try:
@@ -120,13 +135,29 @@ class OnlineTraining:
                 halves = 2 if self.backend.calibrates else 1
                 each = settings.initial_precision / halves
                 self.take_looks(torch.full_like(self.looks, each))
-            if resume and run.checkpoint is not None and run.checkpoint.exists():
-                resume_run(run, run.checkpoint)
+            path = run.checkpoint
+            if resume and path is not None and distributed.of_rank_zero(path.exists):
+                resume_run(run, path)
             return run.run()
         except BaseException:
             if not run.history.losses:
                 self.H, self.sigma_noise = before
             raise
+
+
+def _n_batches(loader: Iterable[object]) -> int | None:
+    """The steps of an epoch, as far as loaders tell."""
+    own = len(loader) if isinstance(loader, Sized) else None
+    of_ranks = [n for n in distributed.gathered(own) if n is not None]
+    return max(of_ranks) if len(of_ranks) == distributed.n_ranks() else None
+
+
+def _require_same_on_all_ranks(la: LaplaceAE, *settings: object) -> None:
+    """Refuse ranks that would train something else."""
+    if distributed.n_ranks() > 1:
+        require_same_posterior(la)
+        remedy = "Call fit_online with the same settings on all ranks."
+        require_same("setting", settings, remedy)
 
 
 def _require_settings_that_fit(

@@ -1,0 +1,139 @@
+"""The part of the data that one rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, Sized
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from lae_backpack.posterior import distributed
+
+
+class Shard:
+    """A rank's loader without the samples that only fill up its part.
+
+    ``DistributedSampler`` repeats samples until all ranks have equally many. Counted
+    twice, they would make the posterior too sure.
+
+    Attributes:
+        dataset: The loader's dataset, if it has one.
+        n_seen: The samples of the last pass.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        """Look for a sampler that repeats samples.
+
+        Args:
+            loader: The loader.
+        """
+        self._loader = loader
+        self._sampler = _distributed_sampler(loader)
+        self.dataset = getattr(loader, "dataset", None)
+        self.n_seen = 0
+
+    def __len__(self) -> int:
+        """The batches of the loader.
+
+        Returns:
+            Their number.
+        """
+        assert isinstance(self._loader, Sized)
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through the loader.
+
+        Yields:
+            Batches, shorter where samples are repeated ones.
+        """
+        self.n_seen = 0
+        own = None if self._sampler is None else n_own(self._sampler)
+        for batch in self._loader:
+            left = _rows(batch) if own is None else min(_rows(batch), own - self.n_seen)
+            if left <= 0:
+                return
+            self.n_seen += left
+            yield batch if left == _rows(batch) else _first(batch, left)
+
+
+def own_part(loader: Iterable[Any]) -> Iterable[Any]:
+    """What a rank shall go through.
+
+    Args:
+        loader: Its loader.
+
+    Returns:
+        The loader itself in a single process, otherwise a ``Shard``.
+    """
+    return loader if distributed.n_ranks() == 1 else Shard(loader)
+
+
+def n_own(sampler: DistributedSampler) -> int:
+    """The samples of this rank that no rank has had before.
+
+    Rank r has the places r, r + W, r + 2W, ... of a list of all samples, which starts
+    anew at its end.
+
+    Args:
+        sampler: The sampler.
+
+    Returns:
+        Their number.
+    """
+    size = min(len(sampler.dataset), sampler.total_size)  # pyright: ignore
+    return len(range(sampler.rank, size, sampler.num_replicas))
+
+
+def n_own_samples(loader: Iterable[Any]) -> int | None:
+    """As ``n_samples``, without those that other ranks have, too.
+
+    Args:
+        loader: The loader of this rank.
+
+    Returns:
+        Their number, or ``None``.
+    """
+    sampler = _distributed_sampler(loader)
+    return n_samples(loader) if sampler is None else n_own(sampler)
+
+
+def n_samples(loader: Iterable[Any]) -> int | None:
+    """The samples a loader yields in an epoch, as far as it tells.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        Their number, or ``None``.
+    """
+    # A sampler may leave some of the data out.
+    for name in ("sampler", "dataset"):
+        holder = getattr(loader, name, None)
+        if isinstance(holder, Sized):
+            return len(holder)
+    return None
+
+
+def _distributed_sampler(loader: object) -> DistributedSampler | None:
+    holders = [loader]
+    batches = getattr(loader, "batch_sampler", None)
+    if isinstance(batches, BatchSampler):
+        holders.append(batches)
+    samplers = (getattr(holder, "sampler", None) for holder in holders)
+    return next((s for s in samplers if isinstance(s, DistributedSampler)), None)
+
+
+def _rows(batch: Any) -> int:
+    if isinstance(batch, MutableMapping):
+        return next(len(v) for v in batch.values() if isinstance(v, Tensor))
+    return len(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def _first(batch: Any, n_rows: int) -> Any:
+    if isinstance(batch, MutableMapping):
+        return {name: value[:n_rows] for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [part[:n_rows] for part in batch]
+    return batch[:n_rows]
