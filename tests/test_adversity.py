@@ -226,7 +226,7 @@ def test_fits_in_two_threads_do_not_mix(shared):
         models[1] = models[0]
     expected = []
     for i in range(2):
-        la = LaplaceAE(copy.deepcopy(models[i]))
+        la = LaplaceAE(copy.deepcopy(models[i]), hessian_structure="mixed_diag")
         la.fit(big_images(i).split(1))
         expected.append(la.H)
     found: dict[int, list[Tensor]] = {0: [], 1: []}
@@ -236,7 +236,7 @@ def test_fits_in_two_threads_do_not_mix(shared):
     def work(i: int) -> None:
         try:
             torch.manual_seed(0)
-            la = LaplaceAE(models[i])
+            la = LaplaceAE(models[i], hessian_structure="mixed_diag")
             start.wait()
             for _ in range(4):
                 la.fit(big_images(i).split(1))

@@ -96,7 +96,7 @@ def test_a_sampled_encoder_belongs_to_its_decoder():
 
 def test_bernoulli_pixels():
     x, net = images(), model()
-    la = LaplaceAE(net, "bernoulli")
+    la = LaplaceAE(net, "bernoulli", hessian_structure="mixed_diag")
     la.fit(x.split(4))
     loss = nn.BCEWithLogitsLoss(reduction="sum")
     found = diag_ggn(net, loss, x, x, max_dense_dim=128)
@@ -223,3 +223,24 @@ def test_bernoulli_pixels_must_be_probabilities():
         with pytest.raises(ValueError, match="Batch 1 has pixels from"):
             la.fit_online(data, 1, progress_bar=False)
     assert not la.H.any() and not la.n_data
+
+
+def test_unless_asked_it_takes_probes_post_hoc_and_mixed_curvature_online():
+    x, net = images(), model()
+    la = LaplaceAE(net)
+    torch.manual_seed(0)
+    la.fit([x])
+    probes = LaplaceAE(net, hessian_structure="calibrated_diag")
+    torch.manual_seed(0)
+    probes.fit([x])
+    assert torch.equal(la.H, probes.H)
+    found = []
+    for structure in (None, "mixed_diag"):
+        torch.manual_seed(0)
+        online = LaplaceAE(model(), hessian_structure=structure)
+        data = DataLoader(TensorDataset(x), 4)
+        online.fit_online(data, 2, progress_bar=False)
+        found.append(online.H)
+    assert torch.equal(*found)
+    with pytest.raises(ValueError, match="hessian_structure must be one of"):
+        LaplaceAE(net, hessian_structure="diag")

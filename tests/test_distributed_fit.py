@@ -45,10 +45,13 @@ def pairs(n: int) -> TensorDataset:
     return TensorDataset(images(n), images(n).flip(0))
 
 
-def regression(structure: str, model: nn.Module | None = None) -> Any:
+def regression(
+    structure: str, model: nn.Module | None = None, backend_kwargs: dict | None = None
+) -> Any:
     return Laplace(
-        model or autoencoder(), "regression", "all", hessian_structure=structure
-    )
+        model or autoencoder(), "regression", "all", hessian_structure=structure,
+        backend_kwargs=backend_kwargs,
+    )  # fmt: skip
 
 
 def numbers(la: Any) -> dict[str, Any]:
@@ -143,13 +146,18 @@ def test_autoencoders_equal_one_process(n_ranks, noise, likelihood):
     assert_same([two for _, two in found], numbers(la))
 
 
+SHRUNK = {"shrink": True}
+
+
 def _calibrated(structure: str) -> tuple[Tensor, Tensor, Tensor]:
     """H, this rank's looks, and those of all."""
     if structure == "lae":
-        la = LaplaceAE(autoencoder(), hessian_structure="calibrated_diag")
+        la = LaplaceAE(
+            autoencoder(), hessian_structure="calibrated_diag", backend_kwargs=SHRUNK
+        )
         data: Any = list(images(8)[dist.get_rank() :: 2].split(2))
     else:
-        la = regression("calibrated_diag")
+        la = regression("calibrated_diag", backend_kwargs=SHRUNK)
         data = sampled(pairs(8))
     seen, add_look = [], la.backend.add_look
 

@@ -20,7 +20,7 @@ from backpack.extensions.secondorder.diag_ggn.flatten import DiagGGNFlatten
 from laplace import Laplace
 from torch import Tensor, nn
 
-import lae_backpack
+import lae_backpack  # noqa: F401  its structures
 from lae_backpack import AutoEncoder
 from lae_backpack.curvature.allocator import keep_freed_memory
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
@@ -185,7 +185,7 @@ class Batches:
 
 
 def by_laplace(
-    model: nn.Module, structure: str, backend_kwargs: dict[str, int] | None = None
+    model: nn.Module, structure: str, backend_kwargs: dict[str, Any] | None = None
 ) -> Diagonal:
     """A structure of ours, fitted as users do.
 
@@ -259,6 +259,8 @@ STRUCTURES: dict[str, Structure] = {
     "BackPACK MC 10": partial(by_backpack, extension=lambda: DiagGGNMC(10)),
     "probe": probe,
     "probe 10": partial(probe, n_probes=10),
+    "calibrated": partial(by_laplace, structure="calibrated_diag"),
+    "shrunk": partial(
+        by_laplace, structure="calibrated_diag", backend_kwargs={"shrink": True}
+    ),
 }
-if hasattr(lae_backpack, "CalibratedDiagLaplace"):
-    STRUCTURES["calibrated"] = partial(by_laplace, structure="calibrated_diag")

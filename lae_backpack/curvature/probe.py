@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -50,8 +51,12 @@ class Probe(DensePolicy):
         Returns:
             The signs.  # [K, N, *shape]
         """
-        signs = like.new_empty(self.n_columns, n_samples, *like.shape[1:])
-        return signs.bernoulli_(0.5, generator=self.generator).mul_(2).sub_(1)
+        shape = self.n_columns, n_samples, *like.shape[1:]
+        count = math.prod(shape)
+        # One draw has eight bytes, and the last bit of each makes a sign.
+        draws = torch.empty(-(-count // 8), dtype=torch.int64, device=like.device)
+        bits = draws.random_(generator=self.generator).view(torch.uint8) & 1
+        return bits[:count].to(like.dtype).mul_(2).sub_(1).view(shape)
 
     def root(self, columns: Tensor) -> Dense:
         """Average over the columns.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from lae_backpack.curvature.call import Call
@@ -64,26 +63,24 @@ def param_curvature(
     return curvature
 
 
-def halved_curvature(
-    rule: DiagRule, call: Call, quantity: Diag | Dense
+def half_curvature(
+    rule: DiagRule, call: Call, quantity: Diag | Dense, which: int
 ) -> dict[str, Tensor]:
-    """As ``param_curvature``, summed over each half of the batch.
+    """As ``param_curvature``, summed over one half of the batch.
 
     Args:
         rule: The module's rule.
         call: The use of the module.
         quantity: M at its output.
+        which: 0 for the first half, 1 for the second.
 
     Returns:
-        The curvature by parameter name; the half of one sample is zero.  # [2, *param]
+        The curvature by parameter name; nothing for the second half of one sample.
     """
-    parts = samples_in_pieces(call, quantity, -(-len(call.x) // 2))
-    halves = [param_curvature(rule, part, m, per_sample=False) for part, m in parts]
-    first, second = halves if len(halves) == 2 else (halves[0], {})
-    return {
-        name: torch.stack([value, second.get(name, torch.zeros_like(value))])
-        for name, value in first.items()
-    }
+    halves = list(samples_in_pieces(call, quantity, -(-len(call.x) // 2)))
+    if which >= len(halves):
+        return {}
+    return param_curvature(rule, *halves[which], per_sample=False)
 
 
 def block_rows(rule: DiagRule, call: Call, quantity: Diag | Dense) -> dict[str, Tensor]:

@@ -64,17 +64,18 @@ def diag_ggn(
     return sweep(model, loss, x, target, [journey]).curvatures[0]
 
 
-@dataclass(frozen=True)
 class Journey:
-    """One way of going backwards.
+    """One way of going backwards."""
 
-    Attributes:
-        policy: Where M is kept dense.
-        measure: What is wanted of each module: ``param_curvature``, ``block_rows``.
-    """
+    def __init__(self, policy: DensePolicy, *measures: Measure) -> None:
+        """Choose the way.
 
-    policy: DensePolicy
-    measure: Measure
+        Args:
+            policy: Where M is kept dense.
+            *measures: What is wanted of each module: ``param_curvature``,
+                ``block_rows``.
+        """
+        self.policy, self.measures = policy, measures
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Sweep:
     Attributes:
         output: The model's output.
         loss: The loss.
-        curvatures: Of each journey, the curvature by parameter name.
+        curvatures: Of each journey's measures, the curvature by parameter name.
     """
 
     output: Tensor
@@ -138,7 +139,8 @@ def sweep(
             scale = torch.full_like(loss_call.output, gradient_scale)
             torch.autograd.backward(loss_call.output, scale)
 
-        results: list[dict[str, Tensor]] = [{} for _ in journeys]
+        measures = [m for journey in journeys for m in journey.measures]
+        results: list[dict[str, Tensor]] = [{} for _ in measures]
         arrived: list[Arrived] = [{} for _ in journeys]
         if id(output) in recorder.trainable:
             for at, journey in zip(arrived, journeys, strict=True):
@@ -149,9 +151,14 @@ def sweep(
             code = exact_bottleneck(recorder, loss_rule, loss_call, travels)
         for record, quantities in backwards(recorder, travels, code, exact):
             call = record.call
-            measured = zip(results, journeys, quantities, strict=True)
-            for found, journey, quantity in measured:
-                for name, value in journey.measure(record.rule, call, quantity).items():
+            at_measures = [
+                quantity
+                for quantity, journey in zip(quantities, journeys, strict=True)
+                for _ in journey.measures
+            ]
+            wanted = zip(results, measures, at_measures, strict=True)
+            for found, measure, quantity in wanted:
+                for name, value in measure(record.rule, call, quantity).items():
                     found[names[getattr(call.module, name)]] = value
     in_order = [
         {name: found[name] for name in names.values() if name in found}

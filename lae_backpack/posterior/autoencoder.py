@@ -51,7 +51,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         model: Module,
         likelihood: str = "regression",
         *,
-        hessian_structure: str = "mixed_diag",
+        hessian_structure: str | None = None,
         sigma_noise: float | Literal["residual", "learned"] = "residual",
         backend_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -63,7 +63,8 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             likelihood: ``"regression"`` for Gaussian pixels, ``"bernoulli"`` for pixels
                 in [0, 1] and a decoder that gives logits.
             hessian_structure: ``"approx_diag"``, ``"mixed_diag"`` or
-                ``"calibrated_diag"``.
+                ``"calibrated_diag"``. ``None`` takes what measured best: the calibrated
+                one to fit post hoc, the mixed one to train online.
             sigma_noise: The standard deviation of Gaussian pixels; ``"residual"`` takes
                 the root mean squared error of reconstructions when fitting post hoc;
                 ``"learned"`` maximises the evidence post hoc, and follows the error of
@@ -74,14 +75,16 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         model = unwrapped(model)
         require_encoder_and_decoder(model)
         require_one_of("likelihood", likelihood, ("regression", "bernoulli"))
-        require_one_of("hessian_structure", hessian_structure, tuple(SETTINGS))
-        _require_settings_of(hessian_structure, backend_kwargs or {})
+        structure = "mixed_diag" if hessian_structure is None else hessian_structure
+        require_one_of("hessian_structure", structure, tuple(SETTINGS))
+        _require_settings_of(structure, backend_kwargs or {})
+        self._chooses_structure = hessian_structure is None
         self.bernoulli = likelihood == "bernoulli"
         if isinstance(sigma_noise, str):
             require_one_of("sigma_noise", sigma_noise, ("residual", "learned"))
         self.noise_from_residuals = sigma_noise == "residual" and not self.bernoulli
         self.learns_noise = sigma_noise == "learned" and not self.bernoulli
-        given = SETTINGS[hessian_structure] | (backend_kwargs or {})
+        given = SETTINGS[structure] | (backend_kwargs or {})
         super().__init__(
             model,
             "classification" if self.bernoulli else "regression",
@@ -118,6 +121,7 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             override: Start anew; otherwise add to what was fitted before.
             progress_bar: Show one.
         """
+        self.choose_structure(post_hoc=True)
         with distributed.failing_together(), evaluating(self.model):
             require_same_posterior(self)
             loss, looks, count = self._look_at(train_loader, override, progress_bar)
@@ -132,6 +136,19 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
             self.sigma_noise = squares.sqrt().clamp_min(least)
         if self.learns_noise:
             self._learn_noise()
+
+    def choose_structure(self, post_hoc: bool) -> None:
+        """Take the curvature that measured best, unless one was asked for.
+
+        Post hoc, calibrated curvature gives sampled networks that reconstruct better,
+        by far; trained online, mixed curvature tells outliers better (the results of
+        ``examples/experiments/online.py``).
+
+        Args:
+            post_hoc: Whether the model is trained already.
+        """
+        if self._chooses_structure:
+            self.backend.n_probes = 1 if post_hoc else 0
 
     def _look_at(
         self, loader: Iterable[object], override: bool, progress_bar: bool

@@ -16,7 +16,7 @@ from lae_backpack.curvature.errors import SHARED_REMEDY, UnsupportedModelError
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import features
-from lae_backpack.curvature.step import block_rows, halved_curvature, param_curvature
+from lae_backpack.curvature.step import block_rows, half_curvature, param_curvature
 from lae_backpack.curvature.sweep import Journey, Sweep, sweep
 from lae_backpack.posterior.blocks import BlockDiag
 from lae_backpack.posterior.budget import MemoryBudget
@@ -30,7 +30,7 @@ class Look(NamedTuple):
     """What one batch shows of the curvature."""
 
     loss: Tensor
-    curvature: dict[str, Tensor]  # [*param], or [4, *param] to be calibrated
+    rows: list[dict[str, Tensor]]  # one, or four to be calibrated, by parameter name
 
 
 class EngineCurvature(CurvatureInterface):
@@ -52,7 +52,7 @@ class EngineCurvature(CurvatureInterface):
         dict_key_y: str = "labels",
         max_dense_dim: int | None = 0,
         n_probes: int = 0,
-        shrink: bool = True,
+        shrink: bool = False,
         memory_budget: str | float | None = None,
     ) -> None:
         """Keep model, likelihood and settings.
@@ -132,12 +132,29 @@ class EngineCurvature(CurvatureInterface):
             The loss.
         """
         seen = self.sweep(self.model, x, y)
-        parts = looks.split([param.numel() for param in self.params_dict.values()], 1)
-        for name, part in zip(self.params_dict, parts, strict=True):
-            if name in seen.curvature:  # the model may not use it
-                value = seen.curvature[name].reshape(part.shape)
-                part.add_(value, alpha=self.factor)
+        self.add_rows(looks, seen.rows, list(self.params_dict), self.factor)
         return self.factor * seen.loss.to(looks.dtype)
+
+    def add_rows(
+        self,
+        looks: Tensor,
+        rows: list[dict[str, Tensor]],
+        names: Sequence[str],
+        weight: float,
+    ) -> None:
+        """Add what was seen to a sum.
+
+        Args:
+            looks: The sum, which is changed.  # [R, P]
+            rows: What was seen.
+            names: The parameters' names in their order.
+            weight: How much it counts.
+        """
+        sizes = [param.numel() for param in self.params_dict.values()]
+        for sums, seen in zip(looks, rows, strict=True):
+            for name, part in zip(names, sums.split(sizes), strict=True):
+                if name in seen:  # the model may not use it
+                    part.add_(seen[name].flatten(), alpha=weight)
 
     def estimate(self, looks: Tensor) -> Tensor:
         """The curvature, from looks at it.
@@ -182,9 +199,10 @@ class EngineCurvature(CurvatureInterface):
         looks = (self._sweep(model, *p, gradient_scale, generator) for p in pieces)
         total = next(looks)
         for look in looks:
-            for name, value in look.curvature.items():
-                total.curvature[name] += value
-            total = Look(total.loss + look.loss, total.curvature)
+            for sums, seen in zip(total.rows, look.rows, strict=True):
+                for name, value in seen.items():
+                    sums[name] = sums[name] + value if name in sums else value
+            total = Look(total.loss + look.loss, total.rows)
         return total
 
     def _sweep(
@@ -197,24 +215,17 @@ class EngineCurvature(CurvatureInterface):
     ) -> Look:
         whole = partial(param_curvature, per_sample=False)
         probe = Probe(n_columns=max(1, self.n_probes), generator=generator)
-        if self.calibrates:
-            journeys = [
-                Journey(policy, halved_curvature) for policy in (self.policy, probe)
-            ]
-        else:
-            journeys = [Journey(probe if self.n_probes else self.policy, whole)]
-        swept = self._swept(model, x, y, journeys, gradient_scale)
         if not self.calibrates:
-            return Look(swept.loss, swept.curvatures[0])
-        shapes, probes = swept.curvatures
+            journey = Journey(probe if self.n_probes else self.policy, whole)
+            swept = self._swept(model, x, y, [journey], gradient_scale)
+            return Look(swept.loss, swept.curvatures)
+        halves = [partial(half_curvature, which=i) for i in (0, 1)]
         # Which half is the larger one must not be the same each time.
-        turn = torch.rand((), device=x.device, generator=generator) < 0.5
-        order = [1, 0] if turn else [0, 1]
-        both = {
-            name: torch.cat([shapes[name][order], probes[name][order]])
-            for name in shapes
-        }
-        return Look(swept.loss, both)
+        turns = torch.rand((), device=x.device, generator=generator) < 0.5
+        halves = halves[::-1] if turns else halves
+        journeys = [Journey(policy, *halves) for policy in (self.policy, probe)]
+        swept = self._swept(model, x, y, journeys, gradient_scale)
+        return Look(swept.loss, swept.curvatures)
 
     def blocks(
         self, x: Tensor, y: Tensor, layers: Sequence[Layer]

@@ -187,14 +187,15 @@ class MixedDiagLaplace(EngineDiagLaplace):
 class CalibratedDiagLaplace(EngineDiagLaplace):
     """``Laplace(..., subset_of_weights="all", hessian_structure="calibrated_diag")``.
 
-    The approximate diagonal's shape with the scale of random probes: unbiased sums, at
-    a cost linear in the outputs. ``backend_kwargs`` sets ``n_probes`` per sample, where
-    matrices travel in the shape (``max_dense_dim``), and with ``shrink=False`` gives
-    the probes themselves: every entry is unbiased, which is best for much data.
+    Random probes, ``n_probes`` for each sample, at a cost linear in the outputs: every
+    entry is unbiased, and the last layer and all that comes before a narrow code are
+    exact. For few data and nets without such a code, ``shrink=True`` in
+    ``backend_kwargs`` shrinks the probes to the shape of the approximate diagonal (of
+    the mixed one with ``max_dense_dim``): less noise, unbiased sums over tensors.
     """
 
     _key = ("all", "calibrated_diag")
-    backend_settings = {"max_dense_dim": 0, "n_probes": 1, "shrink": True}
+    backend_settings = {"max_dense_dim": 0, "n_probes": 1, "shrink": False}
 
     @classmethod
     @override
@@ -208,6 +209,9 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
+        if not self.backend.calibrates:
+            super().fit(train_loader, override, progress_bar)
+            return
         before = self._looks
         summed = self.looks.clone()
         self._looks = summed.zero_() if starts_anew(override) else summed
@@ -216,8 +220,7 @@ class CalibratedDiagLaplace(EngineDiagLaplace):
         except BaseException:
             self._looks = before
             raise
-        if self.backend.calibrates:
-            self.take_looks(self._looks)
+        self.take_looks(self._looks)
 
     @override
     def _tensors_to_add_up(self) -> list[Tensor]:

@@ -76,9 +76,13 @@ def load(path: Path) -> dict[str, Any]:
 
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     # There was one process, and its random states were not in a list.
-    of_ranks = {
+    of_ranks: dict[str, Any] = {
         name: [content[name]] for name in ("now", "epoch_start") if name in content
     }
+    posterior = content.get("posterior")
+    if isinstance(posterior, dict):  # said so also where nothing was to be shrunk
+        shrinks = bool(posterior.get("n_probes")) and posterior.get("shrink")
+        of_ranks["posterior"] = posterior | {"shrink": bool(shrinks)}
     return content | of_ranks | {"n_ranks": 1, "version": VERSION}
 
 

@@ -116,7 +116,7 @@ def _state(run: OnlineRun) -> State:
             # As it was set; a memory budget may have lowered it since.
             "max_dense_dim": la._backend_kwargs["max_dense_dim"],
             "n_probes": la.backend.n_probes,
-            "shrink": la.backend.shrink,
+            "shrink": la.backend.calibrates,
             "learns_noise": la.learns_noise,
             "dtype": str(la.H.dtype),
             "temperature": float(la.temperature),

@@ -20,7 +20,7 @@ from lae_backpack.posterior.sampling import summing_dtype
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
-Curvature = dict[str, Tensor]
+Rows = list[dict[str, Tensor]]
 
 
 class Taken(NamedTuple):
@@ -111,7 +111,7 @@ class EMStep:
 
     def _look_at(
         self, x: Tensor, number: int, refreshes: bool
-    ) -> tuple[float, list[Curvature]]:
+    ) -> tuple[float, list[Rows]]:
         shares_pass = refreshes and self._settings.curvature_at == "sample"
         loss, looks = self._gradients(x, number, shares_pass)
         if refreshes and not shares_pass:
@@ -149,7 +149,7 @@ class EMStep:
 
     def _gradients(
         self, x: Tensor, number: int, shares_pass: bool
-    ) -> tuple[float, list[Curvature]]:
+    ) -> tuple[float, list[Rows]]:
         """Gradients into the copy, averaged over networks.
 
         Returns:
@@ -182,30 +182,25 @@ class EMStep:
                 raise FloatingPointError(stop_message("loss", layer, number))
         return total, looks
 
-    def _look(
-        self, x: Tensor, scale: float | None, number: int
-    ) -> tuple[Tensor, Curvature]:
+    def _look(self, x: Tensor, scale: float | None, number: int) -> tuple[Tensor, Rows]:
         # As the weights' noise, a function of the seed and a number alone.
         self._generator.manual_seed(self._seed + number)
         model = self._copy.model
         return self._la.backend.sweep(model, x, x, scale, self._generator)
 
-    def _next_looks(self, looks: list[Curvature], n_rows: int) -> Tensor:
+    def _next_looks(self, looks: list[Rows], n_rows: int) -> Tensor:
         """Compute what the next H is estimated from; of several ranks, their parts.
 
         Returns:
             The spare buffer with it.
         """
         share = n_rows / self._n_data / self._la.backend.factor * len(looks)
-        parts = self._spare_parts()
         # The past is on all ranks, and counts once.
         decay = self._settings.decay if distributed.rank() == 0 else 0.0
         torch.mul(self._looks, decay, out=self._spare)
         for look in looks:
-            for name, part in zip(self._names, parts, strict=True):
-                if name in look:  # the model may not use a parameter at all
-                    weight = self._settings.gain / share
-                    part.add_(look[name].reshape(part.shape), alpha=weight)
+            weight = self._settings.gain / share
+            self._la.backend.add_rows(self._spare, look, self._names, weight)
         return self._spare
 
     def _spare_parts(self) -> tuple[Tensor, ...]:

@@ -96,6 +96,7 @@ class OnlineTraining:
             raise ValueError(NO_BATCH)
         _require_parameters_of(optimizer, self)
         settings = settings or OnlineSettings()
+        self.choose_structure(post_hoc=False)
         n_steps = n_epochs * (n_batches or 1)
         own_schedule = optimizer is None and lr_decay == "cosine"
         _require_same_on_all_ranks(
