@@ -3,9 +3,9 @@
     python examples/benchmarks/pareto.py --data-dir DIR    # or LAE_DATA=DIR
     python examples/benchmarks/pareto.py --smoke           # seconds, proves nothing
 
-The trained autoencoders of error.py and one batch of 64 images: the time of a fit as a
-ratio to a plain forward and backward pass of the same round, and how far the diagonal
-is from the exact one, averaged over seeds. Takes a few minutes on an idle machine if
+The trained autoencoders of error.py and one batch of 64 images: the time of its
+diagonal as a ratio to a plain forward and backward pass of the same round, and how far
+it is from the exact one, averaged over seeds. Takes a few minutes on an idle machine if
 error.py has left its nets; trains them first otherwise.
 """
 

@@ -87,7 +87,7 @@ def online_steps(rounds: int, smoke: bool) -> list[Row]:
         The rows.
     """
     rows = []
-    for batch in (4,) if smoke else (128, 50, 512):
+    for batch in (4,) if smoke else (128, 50):
         x, tenth = torch.rand(batch, 784), OnlineSettings(refresh_every=10)
         contenders = {
             "plain": plain_training(x),
