@@ -131,12 +131,22 @@ def test_mixed_lowers_its_limit_and_says_so():
 
 
 def test_what_cannot_fit_says_how_much_it_needs():
-    needed = smallest(LaplaceAE(autoencoder()), images(), 0)
-    la = LaplaceAE(autoencoder(), backend_kwargs={"memory_budget": needed - 1})
+    needed = smallest(
+        LaplaceAE(autoencoder(), hessian_structure="mixed_diag"), images(), 0
+    )
+    la = LaplaceAE(
+        autoencoder(),
+        hessian_structure="mixed_diag",
+        backend_kwargs={"memory_budget": needed - 1},
+    )
     with pytest.raises(MemoryError, match=f"needs {in_words(needed)} for a single"):
         la.fit([images()])
     assert la.n_data == 0 and not la.H.any()
-    la = LaplaceAE(autoencoder(), backend_kwargs={"memory_budget": needed})
+    la = LaplaceAE(
+        autoencoder(),
+        hessian_structure="mixed_diag",
+        backend_kwargs={"memory_budget": needed},
+    )
     with pytest.warns(UserWarning, match="lowers max_dense_dim from 128"):
         la.fit([images()])
 
@@ -210,7 +220,7 @@ def test_autocast_is_close_and_stays_float32(structure):
 
 
 def test_online_under_autocast():
-    la = LaplaceAE(autoencoder().float())
+    la = LaplaceAE(autoencoder().float(), hessian_structure="mixed_diag")
     data = DataLoader(images(32).float(), 8)
     with torch.autocast("cpu", torch.bfloat16):
         history = la.fit_online(data, 5, lr=1e-2, progress_bar=False)
@@ -269,10 +279,10 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_activation_checkpointing_changes_nothing(reentrant):
-    la, model = LaplaceAE(autoencoder()), autoencoder()
+    la, model = LaplaceAE(autoencoder(), hessian_structure="mixed_diag"), autoencoder()
     model.encoder = Checkpointed(model.encoder, reentrant)
     model.decoder = Checkpointed(model.decoder, reentrant)
-    other = LaplaceAE(model)
+    other = LaplaceAE(model, hessian_structure="mixed_diag")
     for one in (la, other):
         one.fit(images().split(4))
     torch.testing.assert_close(other.H, la.H)

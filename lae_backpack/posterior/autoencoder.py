@@ -78,7 +78,8 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         structure = "mixed_diag" if hessian_structure is None else hessian_structure
         require_one_of("hessian_structure", structure, tuple(SETTINGS))
         _require_settings_of(structure, backend_kwargs or {})
-        self._chooses_structure = hessian_structure is None
+        asked = {"max_dense_dim"} & (backend_kwargs or {}).keys()  # a limit of mixed's
+        self._chooses_structure = hessian_structure is None and not asked
         self.bernoulli = likelihood == "bernoulli"
         if isinstance(sigma_noise, str):
             require_one_of("sigma_noise", sigma_noise, ("residual", "learned"))
