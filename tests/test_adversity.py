@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lae_backpack import LaplaceAE
+from lae_backpack.curvature import recorder
 from lae_backpack.datasets import DataFileError, read_idx
 from lae_backpack.posterior.online import checkpoint
 from lae_backpack.posterior.online.checkpoint import CheckpointError
@@ -257,3 +258,21 @@ def test_fits_in_two_threads_do_not_mix(shared):
     for module in models[0].modules():
         assert module.training and not module._forward_hooks
     assert isinstance(models[0], nn.Module)
+
+
+def test_a_recording_that_fails_at_once_lets_others_in(monkeypatch):
+    model = noisy_model()
+
+    def fail(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder, "is_container", fail)
+    with pytest.raises(KeyboardInterrupt), recorder.Recorder(model):
+        pass
+    entered = []
+    lock = recorder.lock_of(model)
+    thread = threading.Thread(target=lambda: entered.append(lock.acquire(timeout=1)))
+    thread.start()
+    thread.join()
+    assert entered == [True]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

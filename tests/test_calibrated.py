@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lae_backpack
-from lae_backpack import CalibratedDiagLaplace, LaplaceAE
+import lae_backpack.curvature.registry as registry
+from lae_backpack import CalibratedDiagLaplace, LaplaceAE, LossRule, register_rule
 from lae_backpack.curvature.probe import Probe
+from lae_backpack.curvature.quantities import Dense
+from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.step import param_curvature
 from lae_backpack.curvature.sweep import Journey, sweep
 from lae_backpack.posterior.calibrating import calibrated
@@ -80,6 +83,42 @@ def test_all_before_a_narrow_code_is_exact(kind):
         found = sweep(model, nn.MSELoss(), x, y, [journey]).curvatures[0]
         for name in ("0.weight", "1.body.0.weight", "2.weight", "2.bias"):
             assert torch.allclose(found[name], exact[name].sum(0)) is is_exact
+
+
+def test_a_code_before_classes_never_builds_their_matrix(monkeypatch):
+    model = nn.Sequential(
+        nn.Linear(6, 2), nn.Linear(2, 12), nn.Unflatten(1, (3, 2, 2))
+    ).double()
+    x, y = torch.randn(4, 6).double(), torch.randint(0, 3, (4, 2, 2))
+    rule = type(find_rule(nn.CrossEntropyLoss()))
+    monkeypatch.setattr(rule, "seed_dense", None)
+    found = sweep(model, nn.CrossEntropyLoss(), x, y, [Journey(Probe(), WHOLE)])
+    assert len(found.curvatures[0]) == 4
+
+
+def test_a_loss_of_ones_own_that_is_not_diagonal_is_not_taken_for_one(monkeypatch):
+    class SquaredSum(nn.Module):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return (x - target).sum(1).square().sum()
+
+    class SquaredSumRule(LossRule):
+        def seed_diag(self, module, x, target):
+            return torch.full_like(x[:1], 2.0)
+
+        def seed_dense(self, module, x, target):
+            matrix = torch.full((1, x.shape[1], x.shape[1]), 2.0, dtype=x.dtype)
+            return Dense.from_matrix(matrix, x)
+
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    register_rule(SquaredSum)(SquaredSumRule)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, y = torch.randn(5, 3).double(), torch.randn(5, 3).double()
+    exact = oracle.exact_diag_ggn(model, SquaredSum(), x, y)
+    journey = Journey(Probe(), WHOLE)
+    found = sweep(model, SquaredSum(), x, y, [journey]).curvatures[0]
+    for name, value in found.items():
+        assert torch.allclose(value, exact[name].sum(0))
 
 
 def trained_autoencoder() -> tuple[nn.Sequential, Tensor]:

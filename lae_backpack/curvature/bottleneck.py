@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.covariance import Covariance, Source, pivoted_root
 from lae_backpack.curvature.policy import APPROX, DensePolicy
 from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
 from lae_backpack.curvature.recorder import Record, Recorder
-from lae_backpack.curvature.rules.loss_rule import LossRule
 
 Arrived = dict[int, Diag | Dense]  # M at each tensor, by the tensor's key
 Travel = tuple[Arrived, DensePolicy]
@@ -49,26 +47,29 @@ class Bottleneck:
 
 
 def exact_bottleneck(
-    recorder: Recorder, rule: LossRule, loss: Call, travels: Sequence[Travel]
+    recorder: Recorder, output: Tensor, travels: Sequence[Travel]
 ) -> Bottleneck | None:
     """Compute M at the narrowest tensor that all outputs depend on.
 
     Args:
         recorder: Has listened to a forward pass.
-        rule: The loss's rule.
-        loss: The use of the loss.
+        output: The model's output, where M has arrived.
         travels: Who travels backwards.
 
     Returns:
-        The tensor with its M, if somebody needs it and it is narrow enough.
+        The tensor with its M, if somebody needs it and it is narrow enough. Where M at
+        the output is random already, it cannot be known.
     """
-    limits = [p.max_code for _, p in travels if isinstance(p, Probe)]
-    output, target = loss.inputs[:2]
-    cut = _narrowest_cut(recorder, id(output)) if limits else None
-    if cut is None or features(cut.x) > min(*limits, features(output) - 1):
-        return None
-    hessian = rule.seed_dense(loss.module, output, target)
+    seeded = [
+        (arrived.get(id(output)), policy.max_code)
+        for arrived, policy in travels
+        if isinstance(policy, Probe)
+    ]
+    hessian, limit = seeded[0] if seeded else (None, 0)
     if not isinstance(hessian, Diag):
+        return None
+    cut = _narrowest_cut(recorder, id(output))
+    if cut is None or features(cut.x) > min(limit, features(output) - 1):
         return None
     before, after = recorder.records[: cut.start], recorder.records[cut.start :]
     makers = [record for record in before if record.output_key == cut.key]

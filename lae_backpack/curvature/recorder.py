@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.utils.hooks import RemovableHandle
 
 from lae_backpack.curvature.autocast import uncompiled
 from lae_backpack.curvature.call import Call
@@ -87,7 +87,6 @@ class Recorder:
             self.trainable.add(id(wanted))
             self._made[id(wanted)] = wanted, wanted._version
         self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
-        self._handles: list[RemovableHandle] = []
         # Others may run the same modules, but not while hooks come and go.
         self._thread, self._lock = threading.get_ident(), lock_of(model)
         self._random_state: Tensor
@@ -98,17 +97,18 @@ class Recorder:
         Returns:
             Itself.
         """
-        self._lock.acquire()
-        self._eager = uncompiled(self._places)
-        self._eager.__enter__()
         layers = [m for m in self._places if m._modules and find_rule(m) is not None]
         parts = {part for m in layers for part in m.modules() if part is not m}
-        for module in self._places:
-            if module not in parts and not is_container(module):
-                self._handles += [
-                    module.register_forward_pre_hook(self._before),
-                    module.register_forward_hook(self._after),
-                ]
+        with ExitStack() as held:
+            held.enter_context(self._lock)
+            held.enter_context(uncompiled(self._places))
+            for module in self._places:
+                if module not in parts and not is_container(module):
+                    before = module.register_forward_pre_hook(self._before)
+                    after = module.register_forward_hook(self._after)
+                    held.callback(before.remove)
+                    held.callback(after.remove)
+            self._held = held.pop_all()  # until it is closed; nothing if this fails
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -117,10 +117,7 @@ class Recorder:
         Args:
             *error: What went wrong, if anything.
         """
-        for handle in self._handles:
-            handle.remove()
-        self._eager.__exit__(None, None, None)
-        self._lock.release()
+        self._held.close()
 
     def parameter_names(self) -> dict[Parameter, str]:
         """The names of the recorded modules' parameters, each of which is used once.

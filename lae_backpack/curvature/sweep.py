@@ -139,8 +139,9 @@ def sweep(
             scale = torch.full_like(loss_call.output, gradient_scale)
             torch.autograd.backward(loss_call.output, scale)
 
-        measures = [m for journey in journeys for m in journey.measures]
-        results: list[dict[str, Tensor]] = [{} for _ in measures]
+        results: list[list[dict[str, Tensor]]] = [
+            [{} for _ in journey.measures] for journey in journeys
+        ]
         arrived: list[Arrived] = [{} for _ in journeys]
         if id(output) in recorder.trainable:
             for at, journey in zip(arrived, journeys, strict=True):
@@ -148,21 +149,17 @@ def sweep(
         travels = list(zip(arrived, [j.policy for j in journeys], strict=True))
         code = None
         if exact is None:
-            code = exact_bottleneck(recorder, loss_rule, loss_call, travels)
+            code = exact_bottleneck(recorder, output, travels)
         for record, quantities in backwards(recorder, travels, code, exact):
             call = record.call
-            at_measures = [
-                quantity
-                for quantity, journey in zip(quantities, journeys, strict=True)
-                for _ in journey.measures
-            ]
-            wanted = zip(results, measures, at_measures, strict=True)
-            for found, measure, quantity in wanted:
-                for name, value in measure(record.rule, call, quantity).items():
-                    found[names[getattr(call.module, name)]] = value
+            for own, journey, m in zip(results, journeys, quantities, strict=True):
+                for found, measure in zip(own, journey.measures, strict=True):
+                    for name, value in measure(record.rule, call, m).items():
+                        found[names[getattr(call.module, name)]] = value
     in_order = [
         {name: found[name] for name in names.values() if name in found}
-        for found in results
+        for own in results
+        for found in own
     ]
     return Sweep(output.detach(), loss_call.output.detach(), in_order)
 

@@ -85,6 +85,11 @@ class EngineCurvature(CurvatureInterface):
         """Whether curvature is estimated from looks, which are more than itself."""
         return self.n_probes > 0 and self.shrink
 
+    @property
+    def n_rows(self) -> int:
+        """How many rows a look has."""
+        return 4 if self.calibrates else 1
+
     @override
     def jacobians(
         self, x: Tensor, enable_backprop: bool = False
@@ -116,8 +121,8 @@ class EngineCurvature(CurvatureInterface):
         """
         params = list(self.params_dict.values())
         size = sum(param.numel() for param in params)
-        rows, dtype = 4 if self.calibrates else 1, summing_dtype(params[0].dtype)
-        look = torch.zeros(rows, size, dtype=dtype, device=params[0].device)
+        dtype, device = summing_dtype(params[0].dtype), params[0].device
+        look = torch.zeros(self.n_rows, size, dtype=dtype, device=device)
         return self.add_look(x, y, look), look
 
     def add_look(self, x: Tensor, y: Tensor, looks: Tensor) -> Tensor:
@@ -191,9 +196,8 @@ class EngineCurvature(CurvatureInterface):
         """
         if self._budget is None:
             return self._sweep(model, x, y, gradient_scale, generator)
-        rows = 4 if self.calibrates else 1
         self.policy, size = self._budget.plan(
-            model, x, self.policy, rows, self.n_probes
+            model, x, self.policy, self.n_rows, self.n_probes
         )
         pieces = zip(x.split(size), y.split(size), strict=True)
         looks = (self._sweep(model, *p, gradient_scale, generator) for p in pieces)

@@ -41,7 +41,7 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
         if not self.backend.calibrates:
             return self.H[None]
         if self._looks is None:
-            return self.H.new_zeros(4, self.n_params)
+            return self.H.new_zeros(self.backend.n_rows, self.n_params)
         return self._looks
 
     @override

@@ -60,7 +60,7 @@ class LossRule:
     def seed_random(
         self, module: Layer, x: Tensor, target: Tensor, probe: Probe
     ) -> Diag | Dense:
-        """Something with the loss Hessian as its expectation.
+        """Something with the loss Hessian as its expectation, for random probes.
 
         Args:
             module: The loss.
@@ -69,6 +69,6 @@ class LossRule:
             probe: Draws random signs.
 
         Returns:
-            By default the diagonal Hessian itself, which needs no chance.
+            By default the Hessian itself, which needs no chance.
         """
-        return Diag(self.seed_diag(module, x, target))
+        return self.seed_dense(module, x, target)
