@@ -41,10 +41,10 @@ def images(n: int = 12) -> Tensor:
     return torch.rand(n, 1, 8, 8, generator=generator)
 
 
-def smallest(la: Any, x: Tensor, limit: int | None) -> int:
+def smallest(la: Any, x: Tensor, limit: int | None, n_probes: int = 0) -> int:
     """The bytes that one sample takes, as the budget counts them."""
     looks = 4 * la.n_params * 8
-    return looks + footprint(la.model.eval(), x).bytes_per_sample(limit)
+    return looks + footprint(la.model.eval(), x).bytes_per_sample(limit, n_probes)
 
 
 # Budgets ------------------------------------------------------------------------------
@@ -298,3 +298,17 @@ def test_activation_checkpointing_changes_nothing(reentrant):
             for one in (other, la)
         )
         torch.testing.assert_close(found, true)
+
+
+def test_probes_carry_no_matrices_and_lower_nothing():
+    """Unless asked, post-hoc curvature is the probes', whatever the mixed limit is."""
+    tight = {"memory_budget": smallest(LaplaceAE(autoencoder()), images(), 0, 1)}
+    mixed = LaplaceAE(
+        autoencoder(), hessian_structure="mixed_diag", backend_kwargs=tight
+    )
+    with pytest.warns(UserWarning, match="lowers max_dense_dim"):
+        mixed.fit([images()])
+    la = LaplaceAE(autoencoder(), backend_kwargs=tight)
+    la.fit([images()])  # a warning would be an error
+    assert la.backend.policy == LaplaceAE(autoencoder()).backend.policy
+    assert la.n_data == len(images()) and la.H.all()

@@ -40,14 +40,15 @@ class Way:
 
 
 CALIBRATED = {"hessian_structure": "calibrated_diag"}
+SHRUNK = {**CALIBRATED, "backend_kwargs": {"shrink": True}}
 POST_HOC = [
     Way("post hoc, default"),
     Way("post hoc, unit noise", posterior={"sigma_noise": 1.0}),
     Way("post hoc, learned noise", posterior={"sigma_noise": "learned"}),
     Way("post hoc, prior by evidence", tuned=True),
     Way("post hoc, approx_diag", posterior={"hessian_structure": "approx_diag"}),
-    Way("post hoc, calibrated_diag", posterior=CALIBRATED),
-    Way("post hoc, calibrated, prior by evidence", posterior=CALIBRATED, tuned=True),
+    Way("post hoc, mixed_diag", posterior={"hessian_structure": "mixed_diag"}),
+    Way("post hoc, calibrated, shrunk", posterior=SHRUNK),
     Way("post hoc, prior 10", posterior={"prior_precision": 10.0}),
 ]
 ONLINE = [

@@ -13,7 +13,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.errors import SHARED_REMEDY, UnsupportedModelError
-from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.policy import APPROX, DensePolicy
 from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import features
 from lae_backpack.curvature.step import block_rows, half_curvature, param_curvature
@@ -196,9 +196,15 @@ class EngineCurvature(CurvatureInterface):
         """
         if self._budget is None:
             return self._sweep(model, x, y, gradient_scale, generator)
-        self.policy, size = self._budget.plan(
-            model, x, self.policy, self.n_rows, self.n_probes
+        needs_matrices = not self.n_probes or self.shrink
+        policy, size = self._budget.plan(
+            model,
+            x,
+            self.policy if needs_matrices else APPROX,
+            self.n_rows,
+            self.n_probes,
         )
+        self.policy = policy if needs_matrices else self.policy
         pieces = zip(x.split(size), y.split(size), strict=True)
         looks = (self._sweep(model, *p, gradient_scale, generator) for p in pieces)
         total = next(looks)

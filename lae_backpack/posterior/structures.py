@@ -33,7 +33,7 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
     _key: ClassVar[tuple[str, str]] = ("all", "engine_diag")
     pred_types = PRED_TYPES
     _looks: Tensor | None = None
-    _known: tuple[list[tuple[Tensor, int]], float, Tensor] | None = None
+    _kept_variances: tuple[list[tuple[Tensor, int]], float, Tensor] | None = None
 
     @property
     def looks(self) -> Tensor:
@@ -114,8 +114,8 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
         """The posterior's variances, kept until it changes: one pass is short."""
         held = self.H, self.prior_precision, torch.as_tensor(self.sigma_noise)
         state = [(tensor, tensor._version) for tensor in held]
-        if self._known is not None:
-            before, temperature, variances = self._known
+        if self._kept_variances is not None:
+            before, temperature, variances = self._kept_variances
             same = all(
                 now is then and version == old
                 for (now, version), (then, old) in zip(state, before, strict=True)
@@ -124,7 +124,7 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
                 return variances
         precision = torch.addcmul(self.prior_precision_diag, self.H, self._H_factor)
         variances = precision.detach().reciprocal_()
-        self._known = state, self.temperature, variances
+        self._kept_variances = state, self.temperature, variances
         return variances
 
     @override
