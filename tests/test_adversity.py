@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from backpack import disable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from lae_backpack import LaplaceAE
 from lae_backpack.curvature import recorder
+from lae_backpack.curvature.suspended import without_storing
 from lae_backpack.datasets import DataFileError, read_idx
 from lae_backpack.posterior.online import checkpoint
 from lae_backpack.posterior.online.checkpoint import CheckpointError
@@ -258,6 +260,19 @@ def test_fits_in_two_threads_do_not_mix(shared):
     for module in models[0].modules():
         assert module.training and not module._forward_hooks
     assert isinstance(models[0], nn.Module)
+
+
+def test_overlapping_threads_leave_backpack_storing():
+    first, second = without_storing(), without_storing()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not disable.store_io
+    second.__exit__(None, None, None)
+    assert disable.store_io
+    with disable(), without_storing():
+        pass
+    assert disable.store_io
 
 
 def test_a_recording_that_fails_at_once_lets_others_in(monkeypatch):

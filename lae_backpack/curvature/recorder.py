@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from lae_backpack.curvature.autocast import uncompiled
 from lae_backpack.curvature.call import Call
 from lae_backpack.curvature.checks import check_output, checked_rule, is_container
 from lae_backpack.curvature.errors import (
@@ -26,6 +25,7 @@ from lae_backpack.curvature.errors import (
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.step import tensors_among
+from lae_backpack.curvature.suspended import uncompiled
 
 _locks: WeakKeyDictionary[Module, Any] = WeakKeyDictionary()
 _locks_guard = threading.Lock()

@@ -8,13 +8,11 @@ from functools import partial
 from itertools import compress
 
 import torch
-from backpack import disable
 from torch import Tensor
 from torch.nn import Module, Parameter
 
 from lae_backpack.curvature import graph
 from lae_backpack.curvature.allocator import keep_freed_memory
-from lae_backpack.curvature.autocast import autocasts, without_autocast
 from lae_backpack.curvature.bottleneck import (
     Arrived,
     Bottleneck,
@@ -31,6 +29,11 @@ from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.loss_rule import LossRule
 from lae_backpack.curvature.step import Measure, add_to, param_curvature, seed
+from lae_backpack.curvature.suspended import (
+    autocasts,
+    without_autocast,
+    without_storing,
+)
 
 
 def diag_ggn(
@@ -240,7 +243,7 @@ def require_rules_for_all_parameters(
     if not others:
         return
     # They may just be idle. Whether they are used, only autograd can tell.
-    with torch.enable_grad(), torch.random.fork_rng(), disable():
+    with torch.enable_grad(), torch.random.fork_rng(), without_storing():
         used = graph.parameters_below(model(x))
     outside = [name for p, name in others.items() if p in used]
     if outside:

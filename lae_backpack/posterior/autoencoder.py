@@ -13,12 +13,13 @@ from tqdm import tqdm
 from typing_extensions import override
 
 from lae_backpack.posterior import distributed
-from lae_backpack.posterior.backend import EngineCurvature, require_finite
+from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.batches import Pairs, checked_batches
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.density import BernoulliNLL
 from lae_backpack.posterior.encoder_decoder import require_encoder_and_decoder
 from lae_backpack.posterior.evidence.effective import effective_parameters
+from lae_backpack.posterior.look import require_finite
 from lae_backpack.posterior.online.training import OnlineTraining
 from lae_backpack.posterior.rank_checks import require_same_posterior, unwrapped
 from lae_backpack.posterior.reconstruction import Reconstructions

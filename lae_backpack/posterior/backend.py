@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, reduce
+from typing import Any
 
 import torch
 from laplace.curvature.curvature import CurvatureInterface
@@ -23,14 +23,8 @@ from lae_backpack.posterior.budget import MemoryBudget
 from lae_backpack.posterior.calibrating import calibrated
 from lae_backpack.posterior.choices import require_at_least
 from lae_backpack.posterior.layers import Layer
+from lae_backpack.posterior.look import Look
 from lae_backpack.posterior.sampling import summing_dtype, without_hooks
-
-
-class Look(NamedTuple):
-    """What one batch shows of the curvature."""
-
-    loss: Tensor
-    rows: list[dict[str, Tensor]]  # one, or four to be calibrated, by parameter name
 
 
 class EngineCurvature(CurvatureInterface):
@@ -207,13 +201,7 @@ class EngineCurvature(CurvatureInterface):
         self.policy = policy if needs_matrices else self.policy
         pieces = zip(x.split(size), y.split(size), strict=True)
         looks = (self._sweep(model, *p, gradient_scale, generator) for p in pieces)
-        total = next(looks)
-        for look in looks:
-            for sums, seen in zip(total.rows, look.rows, strict=True):
-                for name, value in seen.items():
-                    sums[name] = sums[name] + value if name in sums else value
-            total = Look(total.loss + look.loss, total.rows)
-        return total
+        return reduce(Look.plus, looks)
 
     def _sweep(
         self,
@@ -284,21 +272,3 @@ class EngineCurvature(CurvatureInterface):
 
 def _not_one_layer(name: str) -> str:
     return f"{name!r} shares a trainable parameter with another module. {SHARED_REMEDY}"
-
-
-def require_finite(loss: Tensor, *curvature: Tensor) -> None:
-    """Refuse what no posterior can be made of.
-
-    Args:
-        loss: The loss of all data.
-        *curvature: Its curvature.
-
-    Raises:
-        ValueError: If a number is NaN or infinite.
-    """
-    if not all(torch.isfinite(tensor).all() for tensor in (loss, *curvature)):
-        raise ValueError(
-            "The loss or its curvature is not finite: inputs, targets or the model's "
-            "weights hold NaN or infinity. Clean the data, for instance with "
-            "torch.nan_to_num, or train anew."
-        )

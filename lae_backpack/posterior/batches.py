@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from backpack import disable
 from torch import Tensor
 from torch.nn import Module
 
 from lae_backpack.curvature.recorder import lock_of
+from lae_backpack.curvature.suspended import without_storing
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.chunks import automatic_size
 from lae_backpack.posterior.sampling import evaluating
@@ -193,7 +193,7 @@ def require_reconstruction(model: Module, x: Tensor) -> None:
     # Two of the same: a single image without a batch dimension fails here, too.
     pair = torch.cat((x[:1], x[:1]))
     try:
-        with lock_of(model), evaluating(model), disable(), torch.no_grad():
+        with lock_of(model), evaluating(model), without_storing(), torch.no_grad():
             shape = model(pair).shape
     except (RuntimeError, ValueError) as error:
         raise ValueError(

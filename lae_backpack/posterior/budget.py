@@ -8,9 +8,9 @@ import warnings
 from torch import Tensor
 from torch.nn import Module
 
-from lae_backpack.curvature.autocast import autocasts
 from lae_backpack.curvature.footprint import Footprint, footprint
 from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.suspended import autocasts
 from lae_backpack.posterior.memory import in_words
 
 UNITS = {"": 1, "B": 1} | {

@@ -14,13 +14,14 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.posterior import distributed, predictive
-from lae_backpack.posterior.backend import EngineCurvature, require_finite
+from lae_backpack.posterior.backend import EngineCurvature
 from lae_backpack.posterior.batches import require_sized
 from lae_backpack.posterior.choices import require_at_least_one, require_one_of
 from lae_backpack.posterior.chunks import Batch, chunks_of, rows_of, stacked
 from lae_backpack.posterior.density import GaussianNLL
 from lae_backpack.posterior.hyperparameters import PositiveHyperparameters
 from lae_backpack.posterior.jacobians import SmallJacobians
+from lae_backpack.posterior.look import require_finite
 from lae_backpack.posterior.propagated import probit
 from lae_backpack.posterior.rank_checks import unwrapped
 from lae_backpack.posterior.sampling import (

@@ -1,11 +1,13 @@
-"""What torch may do to a model behind our back: rounding, and compiling."""
+"""What hosts do to a model behind our back, suspended: rounding, compiling, storing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from backpack import disable
 from torch import Tensor
 from torch.nn import Module
 
@@ -53,3 +55,34 @@ def uncompiled(modules: Iterable[Module]) -> AbstractContextManager[object]:
     if compiled and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
+
+
+class _Storing:
+    """How many contexts suspend BackPACK's storing, over all threads."""
+
+    guard = threading.Lock()
+    suspensions = 0
+    context = disable()
+
+
+@contextmanager
+def without_storing() -> Iterator[None]:
+    """Let BackPACK keep nothing of forward passes.
+
+    BackPACK's own ``disable`` restores what it found. If two threads overlap, the
+    last one to leave finds what the other one had set, and storing stays off for good.
+
+    Yields:
+        Nothing.
+    """
+    with _Storing.guard:
+        if _Storing.suspensions == 0:
+            _Storing.context.__enter__()
+        _Storing.suspensions += 1
+    try:
+        yield
+    finally:
+        with _Storing.guard:
+            _Storing.suspensions -= 1
+            if _Storing.suspensions == 0:
+                _Storing.context.__exit__(None, None, None)
