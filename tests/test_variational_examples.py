@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from radon import radon_matrix
-from variational_baselines import PointEstimate, SampledWeights, softplus_cnn
+from variational_baselines import WAYS, PointEstimate, SampledWeights, softplus_cnn
 
 from lae_backpack.variational import VariationalLaplace
 
@@ -34,6 +34,16 @@ def test_experiment_runs(script: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert SCRIPTS[script] <= row.keys()
         numbers = [v for v in row.values() if isinstance(v, float)]
         assert numbers and all(map(math.isfinite, numbers))
+
+
+def test_steps_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch.set_default_dtype(torch.float32)
+    script = EXPERIMENTS / "variational_fashion.py"
+    options = ["--smoke", "--cost", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [script.name, *options])
+    runpy.run_path(str(script), run_name="__main__")
+    content = json.loads((tmp_path / "variational_cost.json").read_text())
+    assert content["cost_over_map"].keys() == WAYS.keys()
 
 
 def test_projections_keep_the_mass_and_are_turned_sums():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -55,8 +58,9 @@ class PointEstimate(VariationalLaplace):
         return Terms(log_likelihood, torch.zeros_like(penalty), penalty)
 
 
-WAYS: dict[str, type[VariationalLaplace]] = {
+WAYS: dict[str, Callable[..., VariationalLaplace]] = {
     "VL": VariationalLaplace,
+    "VL, 16 of a batch": partial(VariationalLaplace, penalty_samples=16),
     "VI": SampledWeights,
     "MAP": PointEstimate,
 }
