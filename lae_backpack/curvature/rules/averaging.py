@@ -127,6 +127,18 @@ class UpsampleRule(DiagRule):
         return by_autograd.push_linear(call.module, columns)
 
     @override
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        if not _repeats_pixels(call):
+            return super().pull_columns(call, columns)
+        # torch's own way backwards. Autograd would have to go forwards first.
+        name = f"upsample_nearest{call.x.dim() - 2}d_backward"
+        folded = columns.flatten(0, 1)
+        pulled = getattr(torch.ops.aten, name)(
+            folded, folded.shape[2:], (len(folded), *call.x.shape[1:])
+        )
+        return pulled.unflatten(0, columns.shape[:2])
+
+    @override
     def input_diag(self, module: Layer, x: Tensor, diag: Tensor) -> Tensor:
         if self.keeps_diagonal(module):
             return by_autograd.pull_columns(module, x, diag[None])[0]
@@ -141,6 +153,16 @@ class UpsampleRule(DiagRule):
                 pulled.index_add_(dim, i, squared * diag)
             diag = pulled
         return diag
+
+
+def _repeats_pixels(call: Call) -> bool:
+    """Whether every pixel becomes a block of its own, all of the same size."""
+    scale, sizes = call.module.scale_factor, call.x.shape[2:]
+    scales = scale if isinstance(scale, tuple) else (scale,) * len(sizes)
+    pairs = zip(call.output.shape[2:], sizes, scales, strict=True)
+    return call.module.mode == "nearest" and all(
+        out == size * s if s else out % size == 0 for out, size, s in pairs
+    )
 
 
 def _taps(module: Layer, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ from lae_backpack.curvature.quantities import features
 
 # Columns are worked on in pieces of about this many numbers.
 CHUNK = 2**24
+# So few are pulled one by one through one forward pass, more in a batch of their own.
+FEW = 4
 
 
 def chunks(columns: Tensor, numbers_each: int) -> Iterator[Tensor]:
@@ -114,10 +116,13 @@ def pull_columns(module: Layer, x: Tensor, columns: Tensor) -> Tensor:
     Returns:
         Vectors at the input.  # [K, N, *in]
     """
+    columns = columns.expand(-1, len(x), *columns.shape[2:])
+    if len(columns) <= FEW:
+        _, pull = linearised(forward_of(module), x)
+        return torch.stack([pull(column) for column in columns])
     pieces = []
     for piece in chunks(columns, len(x) * max(features(x), features(columns[0]))):
         _, pull = linearised(forward_of(module), _repeated(x, len(piece)))
-        piece = piece.expand(-1, len(x), *piece.shape[2:])
         pieces.append(pull(piece.flatten(0, 1)).unflatten(0, (-1, len(x))))
     return torch.cat(pieces)
 

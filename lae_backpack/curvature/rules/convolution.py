@@ -79,18 +79,18 @@ class ConvRule(AffineRule):
 
     @override
     def weight_gradients(self, module: Layer, x: Tensor, grads: Tensor) -> Tensor:
-        geometry = Geometry.of(module, x, grads[0])
+        geometry, groups = Geometry.of(module, x, grads[0]), module.groups
         patches = geometry.patches(geometry.pad(x), module.kernel_size)
-        patches = patches.unflatten(
-            1, (geometry.groups, -1)
-        )  # [N, G, C_in, L, *kernel]
-        grads = grads.flatten(3).unflatten(2, (geometry.groups, -1))  # [K, N, G, C, L]
-        order = (
-            "ngil...,kngol->kngio..."
-            if geometry.transposed
-            else ("ngil...,kngol->kngoi...")
-        )
-        return torch.einsum(order, patches, grads).flatten(2, 3)
+        patches = patches.unflatten(1, (groups, -1)).flatten(0, 1)  # [NG, i, *k, L]
+        grads = grads.flatten(3).unflatten(2, (groups, -1))  # [K, N, G, o, L]
+        n_columns, n_out = len(grads), grads.shape[3]
+        # The columns' channels are rows of one product for each sample.
+        rows = grads.movedim(0, 2).flatten(0, 1).flatten(1, 2)  # [NG, Ko, L]
+        pulled = rows @ patches.flatten(1, -2).transpose(1, 2)
+        pulled = pulled.reshape(
+            -1, groups, n_columns, n_out, *patches.shape[1:-1]
+        ).movedim(2, 0)  # [K, N, G, o, i, *k]
+        return (pulled.transpose(3, 4) if module.transposed else pulled).flatten(2, 3)
 
     @override
     def bias_gradient(self, module: Layer, grad: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ class Geometry:
             kernel: The kernel's size.
 
         Returns:
-            The patches; L counts the outputs.  # [N, C, L, *kernel]
+            The patches; L counts the outputs.  # [N, C, *kernel, L]
         """
         margins, stride = [(p, p) for p in self.padding], self.stride
         if self.transposed:
@@ -263,7 +263,11 @@ class Geometry:
             x = x.unfold(2 + dim, window, stride[dim])[..., :: self.dilation[dim]]
         if self.transposed:
             x = x.flip(tuple(range(-len(kernel), 0)))
-        return x.flatten(2, 1 + len(kernel))
+        places = range(2, 2 + len(kernel))
+        # The kernel first, so that a product over outputs copies nothing again.
+        return x.movedim(tuple(places), tuple(range(-len(kernel), 0))).flatten(
+            -len(kernel)
+        )
 
 
 def _missing(
