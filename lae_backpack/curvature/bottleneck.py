@@ -121,4 +121,8 @@ def _root(columns: Tensor, hessian: Tensor) -> Tensor:
     """Columns whose outer products make ``J^T S J``, from those of J."""
     flat = (columns * hessian.sqrt()).flatten(2).transpose(0, 1)  # [N, F, out]
     matrix = torch.bmm(flat, flat.transpose(1, 2))
-    return pivoted_root(matrix, matrix.shape[1])[0]
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    root, failed = torch.linalg.cholesky_ex(wide)
+    if failed.any():  # some matrix is singular
+        return pivoted_root(matrix, matrix.shape[1])[0]
+    return root.to(matrix).movedim(2, 0).contiguous()  # [F, N, F]

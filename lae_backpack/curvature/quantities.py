@@ -108,6 +108,8 @@ class Dense:
         Returns:
             The diagonal in the features' shape.  # [N or 1, *shape]
         """
+        if len(self.left) == 1:
+            return self.left[0] * self.right[0]
         return (self.left * self.right).sum(0)
 
     @property
