@@ -24,8 +24,10 @@ demo: install
 growth: install
 	$(BIN)/python examples/benchmarks/growth.py --out report
 
+# One process for each core, and one thread for each process: small tensors gain nothing
+# from more.
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: install
 	$(BIN)/ruff format --check .

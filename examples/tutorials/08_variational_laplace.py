@@ -13,6 +13,8 @@ sampled; the price is a squared gradient, for labels drawn from the network itse
 # Two moons, 100 points. The objective learns from second derivatives, which straight
 # lines with kinks do not have: a ReLU is refused, and the message says what to write.
 
+from textwrap import fill
+
 import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import make_moons
@@ -44,7 +46,7 @@ loader = DataLoader(TensorDataset(*train), batch_size=50, shuffle=True)
 try:
     VariationalLaplace(network(nn.ReLU))
 except ValueError as error:
-    print(error)
+    print(fill(str(error), 80))
 
 # %%
 # Train

@@ -63,7 +63,7 @@ la.fit(loader)
 found = maximise_evidence(la)
 print(
     f"noise {la.sigma_noise:.3f} (0.15 was added), prior "
-    f"{found.prior_precision.item():.3f}, {found.effective_parameters.sum():.1f} of "
+    f"{found.prior_precision.item():.3f};\n{found.effective_parameters.sum():.1f} of "
     f"{la.n_params} parameters determined, {len(found.log_evidence)} updates"
 )
 
@@ -132,9 +132,9 @@ for name in ("plain evidence", "at the linear optimum", "and in groups"):
     posteriors[name] = la
     densities[name] = {place: log_density(la, place) for place in test}
     print(
-        f"{name:>22}: log-density inside {densities[name]['inside']:.3f}, in the gap "
-        f"{densities[name]['gap']:.3f}, prior {chosen.prior_precision.min():.3g} to "
-        f"{chosen.prior_precision.max():.3g}"
+        f"{name}: log-density inside {densities[name]['inside']:.3f}, in the gap "
+        f"{densities[name]['gap']:.3f},\n    prior {chosen.prior_precision.min():.3g} "
+        f"to {chosen.prior_precision.max():.3g}"
     )
 
 # %%
