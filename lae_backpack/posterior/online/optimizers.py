@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
 
-def adam(params: list[torch.nn.Parameter], lr: float) -> Adam:
+def adam(params: Sequence[Tensor], lr: float) -> Adam:
     """The optimiser of a run that was given none.
 
     Args:

@@ -204,6 +204,20 @@ def _require_same_run(own: State, state: State, name: str) -> None:
                 f"{name} was written with {part} {state[part]}, this run has "
                 f"{own[part]}. Use the same, or delete the file to start anew."
             )
+    require_same_model(own, state, name)
+
+
+def require_same_model(own: State, state: State, name: str) -> None:
+    """Compare the shapes of weights and precision.
+
+    Args:
+        own: What ``posterior_state`` gives.
+        state: What it gave.
+        name: What that came from.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
     shapes, theirs = (
         {key: value.shape for key, value in s["model"].items()} for s in (own, state)
     )

@@ -50,12 +50,12 @@ class OnlineRun:
     scheduler_steps: Moment
     warmup_steps: int
     seed: int
-    validation_loader: Iterable[object] | None
-    patience: int | None
-    callbacks: Iterable[Callback]
-    checkpoint: Path | None
-    checkpoint_every: int | None
-    progress_bar: bool
+    validation_loader: Iterable[object] | None = None
+    patience: int | None = None
+    callbacks: Iterable[Callback] = ()
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    progress_bar: bool = False
     own_schedule: bool = False  # the cosine over all steps
     history: History = field(default_factory=History)
     n_outputs: int = 0
@@ -64,15 +64,22 @@ class OnlineRun:
     batches_done: int = 0  # of the present epoch
     epoch_start: States = field(default_factory=dict)
     best: dict[str, Any] | None = None
+    before: tuple[Any, Any] | None = None  # precision and noise
 
     def start(self) -> None:
         """Set noise and precision to what training starts from."""
         la, initial = self.la, self.settings.initial_precision
+        self.before = la.H, la.sigma_noise
         if la.noise_from_residuals:
             la.sigma_noise = 1.0
         if initial is not None:
             halves = 2 if la.backend.calibrates else 1
             la.take_looks(torch.full_like(la.looks, initial / halves))
+
+    def undo_start_without_steps(self) -> None:
+        """Take noise and precision back, if there is nothing to show for it."""
+        if self.before is not None and not self.history.losses:
+            self.la.H, self.la.sigma_noise = self.before
 
     def run(self) -> History:
         """Train to the end.

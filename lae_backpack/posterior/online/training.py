@@ -134,7 +134,6 @@ class OnlineTraining:
             progress_bar=progress_bar,
             own_schedule=own_schedule,
         )
-        before = self.H, self.sigma_noise
         try:
             run.start()
             path = run.checkpoint
@@ -142,8 +141,7 @@ class OnlineTraining:
                 resume_run(run, path)
             return run.run()
         except BaseException:
-            if not run.history.losses:
-                self.H, self.sigma_noise = before
+            run.undo_start_without_steps()
             raise
 
 
