@@ -51,8 +51,10 @@ errors: install
 	$(BIN)/python examples/benchmarks/pareto.py
 	$(BIN)/python examples/benchmarks/answers.py
 
-# Writes measured numbers and the list of supported layers into README.md, and draws.
+# Writes measured numbers and the list of supported layers into README.md, the list of
+# bad inputs into its page, and draws.
 readme: install
 	$(BIN)/python docs/drawing.py
 	$(BIN)/python docs/readme_table.py --write
 	$(BIN)/python docs/supported_layers.py --write
+	$(BIN)/python docs/bad_inputs.py --write

@@ -1,4 +1,4 @@
-"""A part of README.md that a script writes."""
+"""A part of README.md, or of another page, that a script writes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ class Section:
     Attributes:
         name: The marks' name.
         content: Makes the text.
+        page: Where it stands.
     """
 
     name: str
     content: Callable[[], str]
+    page: Path = README
 
-    def within(self, readme: str) -> str:
-        """A README with the current text in it.
+    def within(self, page: str) -> str:
+        """A page with the current text in it.
 
         Args:
-            readme: The README's text.
+            page: The page's text.
 
         Returns:
             The text, with what is between the marks replaced.
         """
         begin, end = f"<!-- {self.name}: begin -->\n", f"<!-- {self.name}: end -->"
-        before, rest = readme.split(begin)
+        before, rest = page.split(begin)
         _, after = rest.split(end)
         return f"{before}{begin}{self.content()}{end}{after}"
 
@@ -43,8 +45,10 @@ class Section:
             description: Of the script.
         """
         parser = argparse.ArgumentParser(description=description.splitlines()[0])
-        parser.add_argument("--write", action="store_true", help="into README.md")
+        parser.add_argument(
+            "--write", action="store_true", help=f"into {self.page.name}"
+        )
         if parser.parse_args().write:
-            README.write_text(self.within(README.read_text()))
+            self.page.write_text(self.within(self.page.read_text()))
         else:
             print(self.content())

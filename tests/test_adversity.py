@@ -4,6 +4,7 @@ import copy
 import gzip
 import os
 import pickle
+import re
 import struct
 import threading
 import warnings
@@ -22,9 +23,11 @@ from lae_backpack import LaplaceAE
 from lae_backpack.curvature import recorder
 from lae_backpack.curvature.suspended import without_storing
 from lae_backpack.datasets import DataFileError, read_idx
+from lae_backpack.downstream.imputation import impute
 from lae_backpack.posterior.online import checkpoint
 from lae_backpack.posterior.online.checkpoint import CheckpointError
 from lae_backpack.posterior.online.settings import OnlineSettings
+from tests.fakes import fitted, seeded
 from tests.test_autoencoder import images
 from tests.test_checkpoints import noisy_model
 
@@ -212,6 +215,96 @@ def test_any_loader_is_fitted_or_refused(loader, likelihood):
             assert la.H.isfinite().all() and (la.H >= 0).all()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in la.model.modules())
     assert la.model.training
+
+
+# Masks --------------------------------------------------------------------------------
+
+NO_MASK_DTYPES = [torch.uint8, torch.int64, torch.float64, torch.complex64]
+BROADCASTING = [
+    (), (1,), (3,), (4, 3), (1, 4, 3), (1, 1, 4, 3), (2, 1, 4, 3), (2, 1, 1, 1),
+    (2, 1, 4, 1), (4, 1),
+]  # fmt: skip
+OTHER_SHAPES = [
+    (3, 1, 4, 3), (2, 4, 3), (2,), (4,), (2, 1, 4, 2), (2, 1, 4, 3, 1), (1, 2, 1, 4, 3),
+    (0,), (0, 1, 4, 3), (2, 0),
+]  # fmt: skip
+
+
+def rarely(draw: st.DrawFn) -> bool:
+    return draw(st.integers(0, 5)) == 5
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> Any:
+    """All, nothing or something observed, as any kind of mask; or something else."""
+    shape = draw(st.sampled_from(OTHER_SHAPES if rarely(draw) else BROADCASTING))
+    share = draw(st.sampled_from([0.5, 0.0, 1.0]))
+    mask = torch.rand(shape, generator=seeded(draw(st.integers(0, 99)))) < share
+    if draw(st.booleans()):  # not contiguous
+        mask = torch.stack([mask, ~mask], -1)[..., 0]
+    if rarely(draw):
+        mask = mask.to(draw(st.sampled_from(NO_MASK_DTYPES)))
+        if mask.is_floating_point() and draw(st.booleans()):
+            mask = mask.masked_fill(mask == 0, float("nan"))
+    if rarely(draw):
+        return draw(st.sampled_from([None, True, mask.tolist(), mask.numpy(), "x"]))
+    return mask
+
+
+@st.composite
+def images_for(draw: st.DrawFn, observed: Any) -> Tensor:
+    """Images, with bad pixels where they are missing or anywhere."""
+    x = images(1 if rarely(draw) else 2)
+    if rarely(draw):
+        x = draw(st.sampled_from([x.float(), x[:, 0], x[:0], x[0], (9 * x).long()]))
+    if not x.is_floating_point():
+        return x
+    bad = torch.rand(x.shape, generator=seeded(draw(st.integers(0, 99)))) < 0.3
+    if not rarely(draw) and isinstance(observed, Tensor):
+        try:
+            bad &= ~observed.bool().expand_as(x)
+        except RuntimeError:
+            pass  # a mask of another shape
+    return x.masked_fill(bad, draw(st.sampled_from([0.5, float("nan"), float("inf")])))
+
+
+@quick
+@given(observed=masks(), data=st.data(), n_per_mode=st.integers(1, 3))
+def test_any_mask_is_taken_or_refused(mask_posterior, observed, data, n_per_mode):
+    la, x = mask_posterior, data.draw(images_for(observed))
+    before = copy.deepcopy(la.model.state_dict()), la.H.clone()
+    given_x, given_mask = x.clone(), copy.deepcopy(observed)
+    try:
+        found = impute(la, x, observed, 2, n_per_mode, 2, seeded())
+    except (ValueError, TypeError) as error:
+        assert re.search(r"\b(observed|x)\b", str(error))
+    else:
+        known = observed.expand_as(x)
+        assert found.modes.shape == found.mean.shape == (2, *x.shape)
+        assert found.variance.shape == (2, *x.shape)
+        assert found.samples.shape == (2, n_per_mode, *x.shape)
+        for part in (found.modes, found.mean, found.samples):
+            assert part.isfinite().all() and part.dtype == x.dtype
+            kept = part[..., known]
+            assert torch.equal(kept, x[known].expand_as(kept))
+        assert found.variance.isfinite().all() and not found.variance[:, known].any()
+    same = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(x, given_x, **same)
+    if isinstance(observed, Tensor):
+        torch.testing.assert_close(observed, given_mask, **same)
+    torch.testing.assert_close((la.model.state_dict(), la.H), before, **same)
+    for layer in la.model.modules():
+        assert layer.training
+        assert not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+@pytest.fixture(scope="module")
+def mask_posterior() -> LaplaceAE:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    la = fitted()[0]
+    torch.set_default_dtype(before)
+    return la
 
 
 # Threads ------------------------------------------------------------------------------

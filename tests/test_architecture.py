@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "variational": {"curvature", "posterior"},
     "downstream": {"curvature", "posterior", "latent", "variational", "datasets"},
     "datasets": set(),
+    "lightning": {"posterior"},
     "testing": {"curvature"},
     "__init__": {"curvature", "posterior", "latent", "variational", "downstream"},
 }

@@ -125,6 +125,12 @@ def test_readme_lists_what_the_registry_has():
     assert made == README, "run: make readme"
 
 
+def test_bad_inputs_are_as_many_as_the_tests_try():
+    page = (ROOT / "docs" / "adversity.md").read_text()
+    made = script_of_docs("bad_inputs").SECTION.within(page)
+    assert made == page, "run: make readme"
+
+
 def test_readme_has_the_measured_numbers():
     made = script_of_docs("readme_table").SECTION.within(README)
     assert made == README, "run: make readme"

@@ -228,6 +228,17 @@ def test_online_under_autocast():
     assert la.H.dtype == torch.float32 and la.H.isfinite().all()
 
 
+def test_autocast_keeps_no_weights_of_earlier_steps():
+    runs = []
+    for cache_enabled in (False, True):
+        la = LaplaceAE(autoencoder().float(), hessian_structure="mixed_diag")
+        data, seed = DataLoader(images(32).float(), 8), torch.Generator().manual_seed(3)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled):
+            history = la.fit_online(data, 2, generator=seed, progress_bar=False)
+        runs.append((history, la.H))
+    assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
+
+
 @pytest.mark.parametrize("way", ["autoencoder", "structure"])
 def test_bfloat16_sums_do_not_stop_growing(way):
     """Sums of 600 equal numbers in bfloat16 stop at 256 of them."""

@@ -123,22 +123,51 @@ def checked_batches(
         Inputs.  # [N, *in]
 
     Raises:
-        ValueError: If there is no batch, or pixels are no probabilities.
+        ValueError: If there is no batch.
     """
-    number, shape = 0, None
+    number, checked = 0, BatchCheck(model, probabilities)
     for number, batch in enumerate(own_part(loader), start=1):
-        x = checked_images(images_of(batch), model, f"Batch {number}")
-        if x.shape[1:] != shape:
-            require_reconstruction(model, x)
-            shape = x.shape[1:]
-        if probabilities and (x.min() < 0 or x.max() > 1):
+        yield checked(batch, number)
+    if number == 0 and distributed.n_ranks() == 1:
+        raise ValueError(NO_BATCH)
+
+
+class BatchCheck:
+    """Gives the inputs of batches, one after the other, or refuses them."""
+
+    def __init__(self, model: Module, probabilities: bool = False) -> None:
+        """Start a pass through the data.
+
+        Args:
+            model: The model.
+            probabilities: Whether pixels must be within [0, 1].
+        """
+        self._model, self._probabilities = model, probabilities
+        self._shape: torch.Size | None = None  # the last one that the model took
+
+    def __call__(self, batch: object, number: int) -> Tensor:
+        """Check a batch.
+
+        Args:
+            batch: ``x``, ``(x,)`` or ``(x, label)``.
+            number: Its number, from 1.
+
+        Returns:
+            ``x``, on the model's device.  # [N, *in]
+
+        Raises:
+            ValueError: If pixels are no probabilities.
+        """
+        x = checked_images(images_of(batch), self._model, f"Batch {number}")
+        if x.shape[1:] != self._shape:
+            require_reconstruction(self._model, x)
+            self._shape = x.shape[1:]
+        if self._probabilities and (x.min() < 0 or x.max() > 1):
             raise ValueError(
                 f"Batch {number} has pixels from {x.min():.3g} to {x.max():.3g}, "
                 "likelihood='bernoulli' needs [0, 1]. Scale the images."
             )
-        yield x
-    if number == 0 and distributed.n_ranks() == 1:
-        raise ValueError(NO_BATCH)
+        return x
 
 
 def checked_images(x: Tensor, model: Module, name: str = "x") -> Tensor:

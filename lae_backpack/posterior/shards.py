@@ -14,8 +14,8 @@ from lae_backpack.posterior import distributed
 class Shard:
     """A rank's loader without the samples that only fill up its part.
 
-    ``DistributedSampler`` repeats samples until all ranks have equally many. Counted
-    twice, they would make the posterior too sure.
+    ``DistributedSampler`` and Accelerate repeat samples until all ranks have equally
+    many. Counted twice, they would make the posterior too sure.
 
     Attributes:
         dataset: The loader's dataset, if it has one.
@@ -28,8 +28,7 @@ class Shard:
         Args:
             loader: The loader.
         """
-        self._loader = loader
-        self._sampler = _distributed_sampler(loader)
+        self._loader, self._n_own = loader, _n_own_of(loader)
         self.dataset = getattr(loader, "dataset", None)
         self.n_seen = 0
 
@@ -49,11 +48,11 @@ class Shard:
             Batches, shorter where samples are repeated ones.
         """
         self.n_seen = 0
-        own = None if self._sampler is None else n_own(self._sampler)
+        own = self._n_own
         for batch in self._loader:
             left = _rows(batch) if own is None else min(_rows(batch), own - self.n_seen)
             if left <= 0:
-                return
+                continue  # Accelerate's loaders want to be gone through to their end
             self.n_seen += left
             yield batch if left == _rows(batch) else _first(batch, left)
 
@@ -95,8 +94,8 @@ def n_own_samples(loader: Iterable[Any]) -> int | None:
     Returns:
         Their number, or ``None``.
     """
-    sampler = _distributed_sampler(loader)
-    return n_samples(loader) if sampler is None else n_own(sampler)
+    own = _n_own_of(loader)
+    return n_samples(loader) if own is None else own
 
 
 def n_samples(loader: Iterable[Any]) -> int | None:
@@ -113,6 +112,38 @@ def n_samples(loader: Iterable[Any]) -> int | None:
         holder = getattr(loader, name, None)
         if isinstance(holder, Sized):
             return len(holder)
+    return None
+
+
+def n_own_of_accelerate(shard: Any) -> int:
+    """As ``n_own``, for Accelerate: ranks take whole batches in turn, or parts of each.
+
+    Args:
+        shard: Its ``BatchSamplerShard``.
+
+    Returns:
+        Their number.
+    """
+    inner, n_ranks, rank = shard.batch_sampler, shard.num_processes, shard.process_index
+    size, n_data = inner.batch_size, len(inner.sampler)
+    sizes = [min(size, n_data - i * size) for i in range(len(inner))]
+    if shard.split_batches:
+        part = size // n_ranks
+        return sum(min(max(rows - rank * part, 0), part) for rows in sizes)
+    if inner.drop_last:
+        sizes = sizes[: len(sizes) // n_ranks * n_ranks]
+    return sum(sizes[rank::n_ranks])
+
+
+def _n_own_of(loader: object) -> int | None:
+    """The samples of this rank that no other has, if its sampler is one we know."""
+    sampler = _distributed_sampler(loader)
+    if sampler is not None:
+        return n_own(sampler)
+    shard = getattr(loader, "batch_sampler", None)
+    if type(shard).__name__ == "BatchSamplerShard":  # importing Accelerate takes long
+        if isinstance(getattr(shard, "batch_sampler", None), BatchSampler):
+            return n_own_of_accelerate(shard)
     return None
 
 

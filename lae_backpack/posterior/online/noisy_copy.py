@@ -61,6 +61,7 @@ class NoisyCopy:
         """Take over the model's weights."""
         for own, mean, _ in self._parts:
             own.copy_(mean)
+        torch.clear_autocast_cache()  # of the weights before
 
     @torch.no_grad()
     def draw(self, number: int) -> None:
@@ -85,6 +86,7 @@ class NoisyCopy:
             torch.addcmul(
                 mean, noise.view(shape), scale.view(shape), value=sign, out=own
             )
+        torch.clear_autocast_cache()  # of the weights before
 
     def forget_gradients(self) -> None:
         """Start a step anew."""

@@ -72,7 +72,7 @@ def save(run: OnlineRun, path: Path) -> None:
         run: The run.
         path: Where to.
     """
-    state = _state(run)
+    state = state_of(run)
     if distributed.rank() == 0:
         checkpoint.save(path, state)
 
@@ -83,30 +83,48 @@ def resume(run: OnlineRun, path: Path) -> None:
     Args:
         run: The run, not started yet.
         path: Where the checkpoint is.
+    """
+    take_up(run, distributed.of_rank_zero(lambda: checkpoint.load(path)), path.name)
+
+
+def take_up(run: OnlineRun, state: State, name: str) -> None:
+    """Bring a run to where another one was.
+
+    Args:
+        run: The run, not started yet.
+        state: What ``state_of`` gave.
+        name: What the state came from.
 
     Raises:
-        CheckpointError: If it is none, or of another run; nothing has changed then.
+        CheckpointError: If it is of another run; nothing has changed then.
     """
-    state = distributed.of_rank_zero(lambda: checkpoint.load(path))
-    before = copy_of(_state(run))
+    before = copy_of(state_of(run))
     missing = sorted(before.keys() - state.keys())
     if missing:
-        raise CheckpointError(f"{path.name} lacks {missing}. Delete it to start anew.")
+        raise CheckpointError(f"{name} lacks {missing}. Delete it to start anew.")
     try:
-        _require_same_kinds(before, state, path.name)
-        _require_same_run(before, state, path.name)
+        _require_same_kinds(before, state, name)
+        _require_same_run(before, state, name)
         _restore(run, state)
     except CheckpointError:
         raise  # nothing has changed yet
     except Exception as error:  # whatever a damaged file leads to
         _restore(run, before)
         raise CheckpointError(
-            f"{path.name} does not fit this run: {error} Build model, optimiser and "
+            f"{name} does not fit this run: {error} Build model, optimiser and "
             "scheduler as they were, or delete the file to start anew."
         ) from error
 
 
-def _state(run: OnlineRun) -> State:
+def state_of(run: OnlineRun) -> State:
+    """Everything that a run is at this moment.
+
+    Args:
+        run: The run.
+
+    Returns:
+        Tensors, numbers, texts, and lists and dicts of them; not copied.
+    """
     la, scheduler = run.la, run.scheduler
     return {
         **posterior_state(la),
@@ -186,6 +204,20 @@ def _require_same_run(own: State, state: State, name: str) -> None:
                 f"{name} was written with {part} {state[part]}, this run has "
                 f"{own[part]}. Use the same, or delete the file to start anew."
             )
+    require_same_model(own, state, name)
+
+
+def require_same_model(own: State, state: State, name: str) -> None:
+    """Compare the shapes of weights and precision.
+
+    Args:
+        own: What ``posterior_state`` gives.
+        state: What it gave.
+        name: What that came from.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
     shapes, theirs = (
         {key: value.shape for key, value in s["model"].items()} for s in (own, state)
     )

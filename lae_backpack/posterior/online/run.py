@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tqdm import tqdm
@@ -16,15 +17,15 @@ from tqdm import tqdm
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.batches import checked_batches
 from lae_backpack.posterior.online import resuming
-from lae_backpack.posterior.online.noisy_copy import NoisyCopy
 from lae_backpack.posterior.online.randomness import (
     States,
     random_states,
     set_random_states,
 )
 from lae_backpack.posterior.online.settings import History, OnlineSettings
-from lae_backpack.posterior.online.step import EMStep
-from lae_backpack.posterior.sampling import as_vector, evaluating
+from lae_backpack.posterior.online.step import EMStep, Taken
+from lae_backpack.posterior.online.validation import SampledLoss
+from lae_backpack.posterior.sampling import as_vector
 
 if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
@@ -49,12 +50,12 @@ class OnlineRun:
     scheduler_steps: Moment
     warmup_steps: int
     seed: int
-    validation_loader: Iterable[object] | None
-    patience: int | None
-    callbacks: Iterable[Callback]
-    checkpoint: Path | None
-    checkpoint_every: int | None
-    progress_bar: bool
+    validation_loader: Iterable[object] | None = None
+    patience: int | None = None
+    callbacks: Iterable[Callback] = ()
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    progress_bar: bool = False
     own_schedule: bool = False  # the cosine over all steps
     history: History = field(default_factory=History)
     n_outputs: int = 0
@@ -63,6 +64,22 @@ class OnlineRun:
     batches_done: int = 0  # of the present epoch
     epoch_start: States = field(default_factory=dict)
     best: dict[str, Any] | None = None
+    before: tuple[Any, Any] | None = None  # precision and noise
+
+    def start(self) -> None:
+        """Set noise and precision to what training starts from."""
+        la, initial = self.la, self.settings.initial_precision
+        self.before = la.H, la.sigma_noise
+        if la.noise_from_residuals:
+            la.sigma_noise = 1.0
+        if initial is not None:
+            halves = 2 if la.backend.calibrates else 1
+            la.take_looks(torch.full_like(la.looks, initial / halves))
+
+    def undo_start_without_steps(self) -> None:
+        """Take noise and precision back, if there is nothing to show for it."""
+        if self.before is not None and not self.history.losses:
+            self.la.H, self.la.sigma_noise = self.before
 
     def run(self) -> History:
         """Train to the end.
@@ -76,8 +93,7 @@ class OnlineRun:
                 self._epoch()
                 self._end_epoch()
         finally:
-            self.optimizer.zero_grad(set_to_none=True)
-            self._make_usable()
+            self.finish()
         if self.best is not None:
             resuming.restore_posterior(self.la, self.best)
             self.la.mean = as_vector(self.la.params)
@@ -90,18 +106,11 @@ class OnlineRun:
             set_random_states(self.epoch_start, self.loader, la._device)
         else:
             self.epoch_start = now
-            self.epoch_loss, self.epoch_samples = 0.0, 0
+            self.forget_epoch()
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(history.epochs)
-        step = EMStep(
-            la,
-            self.optimizer,
-            self.settings,
-            self.n_data,
-            self.warmup_steps,
-            self.seed,
-        )
+        step = self.new_step()
         bar = tqdm(
             distributed.as_long_as_others(
                 checked_batches(self.loader, la.model, la.bernoulli)
@@ -115,14 +124,8 @@ class OnlineRun:
                 if number == skipped:
                     set_random_states(now, self.loader, la._device)
                 continue
-            taken = step(x, len(history.losses))
-            if taken is None:
+            if self.take_step(step, x, number) is None:
                 break
-            history.losses.append(taken.loss)
-            self.epoch_loss += taken.loss * taken.n_rows
-            self.epoch_samples += taken.n_rows
-            self.batches_done, self.n_outputs = number, taken.n_outputs
-            self._step_scheduler("batch")
             if self.progress_bar and number % BAR_EVERY == 0:
                 bar.set_postfix(self._watched(), refresh=False)
             if (
@@ -131,15 +134,59 @@ class OnlineRun:
             ):
                 self._save()
 
+    def forget_epoch(self) -> None:
+        """Start an epoch's sums anew."""
+        self.epoch_loss, self.epoch_samples = 0.0, 0
+
+    def new_step(self) -> EMStep:
+        """What does the steps of an epoch.
+
+        Returns:
+            It, with buffers of its own: an H that users hold stays as it is.
+        """
+        return EMStep(
+            self.la,
+            self.optimizer,
+            self.settings,
+            self.n_data,
+            self.warmup_steps,
+            self.seed,
+        )
+
+    def take_step(self, step: EMStep, x: Tensor | None, number: int) -> Taken | None:
+        """Do one step and write down what it was like.
+
+        Args:
+            step: What does it.
+            x: A batch, or ``None`` if this rank has no more.  # [N, *in]
+            number: The batch's number in the epoch, from 1.
+
+        Returns:
+            What it was like, or ``None`` if no rank had a batch.
+        """
+        taken = step(x, len(self.history.losses))
+        if taken is not None:
+            self.history.losses.append(taken.loss)
+            self.epoch_loss += taken.loss * taken.n_rows
+            self.epoch_samples += taken.n_rows
+            self.batches_done, self.n_outputs = number, taken.n_outputs
+            self.step_scheduler("batch")
+        return taken
+
+    def finish(self) -> None:
+        """Leave a posterior that can be used: also after an exception."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.make_usable()
+
     def _end_epoch(self) -> None:
         history = self.history
         history.epochs += 1
         distributed.take_buffers_of_rank_zero(self.la.model)
-        self._make_usable()
+        self.make_usable()
         if self.validation_loader is not None:
             history.validation.append(self._validation_loss(self.validation_loader))
             self._consider_stopping()
-        self._step_scheduler("epoch")
+        self.step_scheduler("epoch")
         self.batches_done = 0
         for callback in self.callbacks:
             callback(self.la, history)
@@ -149,7 +196,7 @@ class OnlineRun:
         history, best = self.history, self.best
         if self.patience is None:
             return
-        loss, samples = history.validation[-1], self._samples()
+        loss, samples = history.validation[-1], self.samples
         # Losses at the mean weights, in the warm-up, compare with each other alone.
         if best is None or best["samples"] != samples or not loss >= best["validation"]:
             history.best_epoch = history.epochs
@@ -157,37 +204,43 @@ class OnlineRun:
             self.best = {**state, "validation": loss, "samples": samples}
         history.stopped_early = history.epochs - history.best_epoch >= self.patience
 
-    def _samples(self) -> bool:
+    @property
+    def samples(self) -> bool:
+        """Whether networks are sampled, the warm-up being over."""
         return len(self.history.losses) > self.warmup_steps
 
-    @torch.no_grad()
     def _validation_loss(self, loader: Iterable[object]) -> float:
-        """The loss per sample of sampled networks, the same noise in each epoch.
-
-        In the warm-up there are none, and it is that of the mean weights.
+        """The loss per sample of sampled networks, over all ranks' data.
 
         Returns:
             The loss.
         """
-        seed = distributed.own_seed(self.seed - 1)
-        copy = NoisyCopy(self.la, seed, self.settings.antithetic)
-        copy.follow_precision()
-        sampling = self._samples()
+        loss = self.sampled_loss()
         total, count = 0.0, 0
         states = random_states(loader, self.la._device)
-        with evaluating(copy.model):
-            for number, x in enumerate(
-                checked_batches(loader, self.la.model, self.la.bernoulli)
-            ):
-                if sampling:
-                    copy.draw(-number)
-                total += self.la.backend.lossfunc(copy.model(x), x).item()
-                count += len(x)
+        batches = checked_batches(loader, self.la.model, self.la.bernoulli)
+        for number, x in enumerate(batches):
+            total += loss(x, number)
+            count += len(x)
         set_random_states(states, loader, self.la._device)
         totals, counts = zip(*distributed.gathered((total, count)), strict=True)
         return sum(totals) / sum(counts)
 
-    def _step_scheduler(self, moment: Moment) -> None:
+    def sampled_loss(self) -> SampledLoss:
+        """What computes the validation loss at this moment.
+
+        Returns:
+            It; in the warm-up, with the mean weights instead of sampled ones.
+        """
+        antithetic = self.settings.antithetic
+        return SampledLoss(self.la, self.seed, antithetic, self.samples)
+
+    def step_scheduler(self, moment: Moment) -> None:
+        """Let the scheduler step, if it is its time.
+
+        Args:
+            moment: What has just ended.
+        """
         if self.scheduler is None or self.scheduler_steps != moment:
             return
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -211,8 +264,8 @@ class OnlineRun:
             watched["validation"] = history.validation[-1]
         return {name: f"{value:.4g}" for name, value in watched.items()}
 
-    def _make_usable(self) -> None:
-        """Tell the posterior what ``fit`` would: also after an exception."""
+    def make_usable(self) -> None:
+        """Tell the posterior what ``fit`` would."""
         la = self.la
         if not self.epoch_samples:
             return

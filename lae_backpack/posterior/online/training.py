@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sized
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.batches import NO_BATCH, n_data_of_all_ranks
 from lae_backpack.posterior.choices import require_at_least, require_one_of
+from lae_backpack.posterior.online.optimizers import (
+    adam,
+    cosine,
+    require_gradient_steps,
+    require_optimizer_of,
+)
 from lae_backpack.posterior.online.resuming import resume as resume_run
 from lae_backpack.posterior.online.run import Callback, Moment, OnlineRun
 from lae_backpack.posterior.online.settings import History, OnlineSettings
@@ -94,7 +99,8 @@ class OnlineTraining:
         n_data, n_batches = n_data_of_all_ranks(loader), _n_batches(loader)
         if n_batches == 0:
             raise ValueError(NO_BATCH)
-        _require_parameters_of(optimizer, self)
+        if optimizer is not None:
+            require_optimizer_of(self, optimizer)
         settings = settings or OnlineSettings()
         self.choose_structure(post_hoc=False)
         n_steps = n_epochs * (n_batches or 1)
@@ -104,10 +110,10 @@ class OnlineTraining:
             patience, checkpoint is None, checkpoint_every, resume,
         )  # fmt: skip
         if optimizer is None:
-            optimizer = _adam(self.params, float(lr))
+            optimizer = adam(self.params, float(lr))
             if lr_decay == "cosine":
                 scheduler_steps = "epoch" if n_batches is None else "batch"
-                scheduler = _cosine(optimizer, n_steps)
+                scheduler = cosine(optimizer, n_steps)
         run = OnlineRun(
             la=self,
             loader=loader,
@@ -128,21 +134,14 @@ class OnlineTraining:
             progress_bar=progress_bar,
             own_schedule=own_schedule,
         )
-        before = self.H, self.sigma_noise
         try:
-            if self.noise_from_residuals:
-                self.sigma_noise = 1.0
-            if settings.initial_precision is not None:
-                halves = 2 if self.backend.calibrates else 1
-                each = settings.initial_precision / halves
-                self.take_looks(torch.full_like(self.looks, each))
+            run.start()
             path = run.checkpoint
             if resume and path is not None and distributed.of_rank_zero(path.exists):
                 resume_run(run, path)
             return run.run()
         except BaseException:
-            if not run.history.losses:
-                self.H, self.sigma_noise = before
+            run.undo_start_without_steps()
             raise
 
 
@@ -178,21 +177,7 @@ def _require_settings_that_fit(
         FileNotFoundError: If there is no directory for the checkpoint.
     """
     require_at_least("n_epochs", n_epochs, 1)
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            "optimizer is LBFGS, which asks for the loss several times in a step. Use "
-            "one that takes gradients, such as Adam or SGD."
-        )
-    if scheduler is not None and optimizer is not None:
-        if scheduler.optimizer is not optimizer:
-            raise ValueError(
-                "scheduler was made for another optimizer. Make it with this one."
-            )
-    if scheduler is not None and optimizer is None:
-        raise ValueError(
-            "scheduler belongs to an optimizer, got optimizer=None. Pass the optimiser "
-            "that the scheduler was made for."
-        )
+    require_gradient_steps(optimizer, scheduler)
     if patience is not None and validation_loader is None:
         raise ValueError("patience needs a validation_loader, got None. Give one.")
     for name, value in (("patience", patience), ("checkpoint_every", checkpoint_every)):
@@ -212,29 +197,3 @@ def _require_settings_that_fit(
             f"checkpoint={str(checkpoint)!r} is in a directory that does not exist. "
             "Create it first."
         )
-
-
-def _require_parameters_of(optimizer: Optimizer | None, la: LaplaceAE) -> None:
-    """Refuse an optimiser of another model.
-
-    Raises:
-        ValueError: If it does not hold a trainable parameter of this one.
-    """
-    if optimizer is None:
-        return
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not all(id(p) in held for p in la.params):
-        raise ValueError(
-            "optimizer does not hold all trainable parameters of the model. Make it "
-            "with la.params, or freeze the others before LaplaceAE(model)."
-        )
-
-
-def _adam(params: list[torch.nn.Parameter], lr: float) -> Adam:
-    # One kernel instead of a dozen, where there is one.
-    fused = all(p.device.type in ("cpu", "cuda") for p in params)
-    return Adam(params, lr, fused=fused)
-
-
-def _cosine(optimizer: Optimizer, n_steps: int) -> LambdaLR:
-    return LambdaLR(optimizer, lambda t: 0.5 + 0.5 * math.cos(math.pi * t / n_steps))
