@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
 
-from lae_backpack.posterior.noise import normal_noise
-
 Weights = dict[str, Tensor]
 
 
@@ -163,9 +161,8 @@ class WeightSampler:
     def _noises(
         self, n_samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        with normal_noise(generator) as draw:
-            for _ in range(n_samples):
-                yield draw(self._buffer)
+        for _ in range(n_samples):
+            yield self._buffer.normal_(generator=generator)
 
     def by_name(self, vector: Tensor) -> Weights:
         """Cut a vector into parameters.
