@@ -58,3 +58,4 @@ readme: install
 	$(BIN)/python docs/readme_table.py --write
 	$(BIN)/python docs/supported_layers.py --write
 	$(BIN)/python docs/bad_inputs.py --write
+	$(BIN)/python docs/scaling_table.py --write

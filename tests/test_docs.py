@@ -131,6 +131,12 @@ def test_bad_inputs_are_as_many_as_the_tests_try():
     assert made == page, "run: make readme"
 
 
+def test_the_table_of_ranks_is_what_was_measured():
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    made = script_of_docs("scaling_table").SECTION.within(page)
+    assert made == page, "run: make readme"
+
+
 def test_readme_has_the_measured_numbers():
     made = script_of_docs("readme_table").SECTION.within(README)
     assert made == README, "run: make readme"
