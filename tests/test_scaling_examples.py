@@ -41,3 +41,11 @@ def test_scaling(tmp_path):
     ]  # fmt: skip
     assert all(0 <= r["communication_share"] < 1 for r in rows)
     assert rows[0]["communication_share"] == 0 and rows[2]["communication_share"] > 0
+
+
+def test_ten_thousand_steps_held_memory_flat():
+    file = ROOT / "examples" / "experiments" / "results" / "soak.json"
+    content = json.loads(file.read_text())
+    assert content["steps"] >= 10_000
+    assert content["growth"]["tensors"] <= 0
+    assert content["growth"]["resident_bytes"] < 2**20

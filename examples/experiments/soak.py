@@ -126,8 +126,10 @@ def draw(rows: list[dict[str, int]], path: Path) -> None:
 
     figure, left = plt.subplots(figsize=(5, 3), layout="constrained")
     steps = [row["step"] for row in rows]
-    left.plot(steps, [row["resident_bytes"] / 2**20 for row in rows])
-    left.set(xlabel="online step", ylabel="resident memory, MiB", ylim=(0, None))
+    memory = [row["resident_bytes"] / 2**20 for row in rows]
+    left.plot(steps, memory)
+    top = 1.2 * max(memory)
+    left.set(xlabel="online step", ylabel="resident memory, MiB", ylim=(0, top))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

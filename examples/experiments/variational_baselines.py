@@ -59,7 +59,7 @@ class PointEstimate(VariationalLaplace):
 
 
 WAYS: dict[str, Callable[..., VariationalLaplace]] = {
-    "VL": VariationalLaplace,
+    "VL": partial(VariationalLaplace, penalty_samples=None),  # the whole batch
     "VL, 16 of a batch": partial(VariationalLaplace, penalty_samples=16),
     "VI": SampledWeights,
     "MAP": PointEstimate,

