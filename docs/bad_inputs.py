@@ -122,7 +122,7 @@ def table() -> str:
     """
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    lines, total = ["| bad input | cases |", "| --- | ---: |"], 0
+    lines, total = ["| input | cases tried |", "| --- | ---: |"], 0
     for family, tests in FAMILIES.items():
         cases = sum(
             n_cases(getattr(importlib.import_module(f"tests.test_{module}"), name))

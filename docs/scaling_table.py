@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from operator import itemgetter
 from pathlib import Path
 
 from readme_section import Section
@@ -25,7 +26,7 @@ def table() -> str:
     """
     content = json.loads(RESULT.read_text())
     lines = [f"| {' | '.join(TITLES)} |", "|" + " --- |" * len(TITLES)]
-    for row in content["rows"]:
+    for row in sorted(content["rows"], key=itemgetter("work", "ranks")):
         cells = (
             f"`{row['work']}`",
             str(row["ranks"]),
@@ -43,10 +44,9 @@ def table() -> str:
         f"{content['parameters']:,} parameters on a machine with {cores} cores, one "
         "thread for each rank (gloo), the same data for any number of ranks: more "
         "ranks than cores only share them. Online steps exchange gradients and "
-        "curvature each time, `fit` once. An estimate on paper for 64 ranks, with the "
-        "batch of one rank for each of them (a ring; links and latencies): "
-        f"{paper} of an online step would be computation. `make readme` writes this "
-        "table."
+        "curvature each time, `fit` once. On paper, 64 ranks in a ring, each with a "
+        "core and a batch of its own, would spend this share of an online step on "
+        f"computation: {paper}. `make readme` writes this table."
     )
     return "\n".join(lines) + f"\n\n{textwrap.fill(words, 88)}\n"
 

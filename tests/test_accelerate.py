@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
+from lae_backpack import AutoEncoder, LaplaceAE
 from lae_backpack.posterior.shards import n_own_of_accelerate
 from tests.ranks import run_on_ranks
 
@@ -43,6 +45,40 @@ def test_the_example_on_one_process_and_on_two():
         assert torch.equal(both[0][name][1], both[1][name][1])
         # Not the same weights, because gradients are of twice as many images.
         assert 0.2 < (both[0][name][1].sum() / one[name][1].sum()).item() < 5
+
+
+def prepared(dispatches: bool) -> Any:
+    """Fit post hoc what Accelerate has prepared."""
+    import torch.distributed as dist
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    rank, n_ranks = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_ranks}
+    settings = DataLoaderConfiguration(dispatch_batches=dispatches)
+    loader = Accelerator(cpu=True, dataloader_config=settings).prepare(
+        DataLoader(torch.linspace(0, 1, 105).reshape(21, 5), 4)
+    )
+    la = LaplaceAE(
+        AutoEncoder(nn.Linear(5, 2), nn.Linear(2, 5)), hessian_structure="approx_diag"
+    )
+    try:
+        la.fit(loader)
+    except ValueError as error:
+        return str(error)
+    return la.n_data, la.H
+
+
+def test_what_accelerate_prepares_is_fitted_as_by_one_process():
+    pytest.importorskip("accelerate", reason="needs accelerate, see the dev extra")
+    one, both = (run_on_ranks(n, prepared, False) for n in (1, 2))
+    assert one[0][0] == both[0][0] == 21
+    torch.testing.assert_close(one[0][1], both[0][1])
+
+
+def test_batches_that_one_rank_hands_out_are_refused():
+    pytest.importorskip("accelerate", reason="needs accelerate, see the dev extra")
+    for message in run_on_ranks(2, prepared, True):
+        assert "dispatch_batches=False" in message
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -156,6 +156,7 @@ def test_error_pareto_and_answers_run(run):
 
 
 def test_calibrated_is_nearer_than_monte_carlo_and_costs_no_more():
+    """What docs/concepts.md says is what was measured."""
     content = json.loads((BENCHMARKS / "results" / "pareto.json").read_text())
     rows = {(row["net"], row["structure"]): row for row in content["rows"]}
     for net in NETS:

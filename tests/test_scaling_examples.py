@@ -44,6 +44,7 @@ def test_scaling(tmp_path):
 
 
 def test_ten_thousand_steps_held_memory_flat():
+    """What docs/scaling.md says is what was measured."""
     file = ROOT / "examples" / "experiments" / "results" / "soak.json"
     content = json.loads(file.read_text())
     assert content["steps"] >= 10_000

@@ -1,6 +1,7 @@
 """Variational Laplace against enumeration, torch's own divergence and closed forms."""
 
 import math
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -110,6 +111,19 @@ def test_part_of_a_batch_gives_the_same_penalty_on_average(n_some: int):
         sigmas(vl) ** 2 @ fisher_by_enumeration(vl.model, weights(vl.model), x)
     )
     assert abs(penalties.mean() - expected / 6) < 4 * penalties.std() / math.sqrt(1000)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.BatchNorm1d(3), nn.Dropout])
+def test_the_penalty_sees_the_pass_of_the_likelihood(make: Callable[[], nn.Module]):
+    passes: list[Tensor] = []
+    layer = make()
+    layer.register_forward_hook(lambda m, args, out: passes.append(out))
+    model = nn.Sequential(nn.Linear(2, 3), layer, nn.Tanh(), nn.Linear(3, 2))
+    vl = VariationalLaplace(model, penalty_samples=2)
+    vl.loss(torch.randn(6, 2), torch.zeros(6).long(), 6).backward()
+    assert len(passes) == 1
+    vl.eval().loss(torch.randn(6, 2), torch.zeros(6).long(), 6).backward()
+    assert [len(seen) for seen in passes] == [6, 6, 2]
 
 
 def test_regression_penalty_is_the_gauss_newton_matrix():

@@ -208,7 +208,9 @@ def main() -> None:
         write_json(args.out / "variational_cost.json", content)
         return
     file = args.out / "variational_fashion.json"
-    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    settings = {"seed": args.seed, "epochs": plan.epochs, "width": plan.width}
+    before = json.loads(file.read_text()) if file.exists() else {}
+    rows = before["rows"] if settings.items() <= before.items() else []
     done = {(row["trained"], row["beta"], row["multiplier"]) for row in rows}
     for key in tqdm(planned(plan), disable=None):
         if key in done:
@@ -219,7 +221,7 @@ def main() -> None:
             row = {"trained": way, "beta": beta, "multiplier": multiplier, **found}
             print(name, "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
             rows.append({"way": name, **row, "bounds": bounds})
-        write_json(file, {"seed": args.seed, "epochs": plan.epochs, "rows": rows})
+        write_json(file, {**settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -120,9 +120,11 @@ def _jacobian(cut: _Cut, records: Sequence[Record], output_key: int) -> Tensor:
 def _root(columns: Tensor, hessian: Tensor) -> Tensor:
     """Columns whose outer products make ``J^T S J``, from those of J."""
     flat = (columns * hessian.sqrt()).flatten(2).transpose(0, 1)  # [N, F, out]
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     matrix = torch.bmm(flat, flat.transpose(1, 2))
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    root, failed = torch.linalg.cholesky_ex(wide)
+    root, failed = torch.linalg.cholesky_ex(matrix)
     if failed.any():  # some matrix is singular
-        return pivoted_root(matrix, matrix.shape[1])[0]
-    return root.to(matrix).movedim(2, 0).contiguous()  # [F, N, F]
+        root = pivoted_root(matrix, matrix.shape[1])[0]
+    else:
+        root = root.movedim(2, 0)  # [F, N, F]
+    return root.to(columns).contiguous()

@@ -136,7 +136,21 @@ def n_own_of_accelerate(shard: Any) -> int:
 
 
 def _n_own_of(loader: object) -> int | None:
-    """The samples of this rank that no other has, if its sampler is one we know."""
+    """The samples of this rank that no other has, if its sampler is one we know.
+
+    Returns:
+        Their number, or ``None``.
+
+    Raises:
+        ValueError: If nobody can know.
+    """
+    names = {kind.__name__ for kind in type(loader).__mro__}
+    if "DataLoaderDispatcher" in names and distributed.n_ranks() > 1:
+        raise ValueError(
+            "Accelerate's DataLoaderDispatcher repeats samples and does not say which, "
+            "so they would count twice. Use DataLoaderConfiguration(dispatch_batches="
+            "False), or a dataset with a length."
+        )
     sampler = _distributed_sampler(loader)
     if sampler is not None:
         return n_own(sampler)
