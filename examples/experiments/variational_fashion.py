@@ -14,7 +14,12 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import torch
 from comparing import Contender, interleaved, made_up, ratio, write_json
 from torch import Tensor
@@ -29,6 +34,8 @@ from lae_backpack.variational import VariationalLaplace
 
 RESULTS = Path(__file__).parent / "results"
 Data = tuple[Tensor, Tensor]
+AT_BETA = 10.0  # the multiplier while beta varies
+AT_MULTIPLIER = 0.1  # beta while the multiplier varies
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Plan:
     Attributes:
         epochs: Of every run.
         betas: How much the prior counts.
-        multipliers: Of the learning rate of log-sigma, at ``beta = 0.1``.
+        multipliers: Of the learning rate of log-sigma.
         rounds: Of timing.
         width: Of the net.
         batch_size: Of training.
@@ -163,6 +170,39 @@ def costs(plan: Plan, batch: Data) -> dict[str, float]:
     return {name: ratio(times, name, "MAP") for name in steps}
 
 
+def draw_scores(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the scores over beta, and over the multiplier.
+
+    Args:
+        rows: What ``main`` writes.
+        path: Where to.
+    """
+    studies = {
+        "beta": [row for row in rows if row["multiplier"] == AT_BETA],
+        "multiplier": [row for row in rows if row["beta"] == AT_MULTIPLIER],
+    }
+    measures = ("nll", "accuracy", "ece")
+    figure, axes = plt.subplots(
+        len(studies), len(measures), figsize=(11, 6), layout="constrained"
+    )
+    for line, (varied, own) in zip(axes, studies.items(), strict=True):
+        for ax, measure in zip(line, measures, strict=True):
+            for i, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
+                points = sorted((r[varied], r[measure]) for r in own if r["way"] == way)
+                style = {
+                    "marker": "osv^D*p"[i % 7],
+                    "ls": "-" if "mean" in way else ":",
+                }
+                ax.plot(*zip(*points, strict=True), label=way, **style)
+            ax.set(xscale="log", xlabel=varied, ylabel=measure)
+            ax.grid(alpha=0.3)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside right", fontsize=8
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def planned(plan: Plan) -> list[tuple[str, float, float]]:
     """All runs.
 
@@ -172,9 +212,11 @@ def planned(plan: Plan) -> list[tuple[str, float, float]]:
     Returns:
         Way, beta and multiplier of each.
     """
-    runs = [(way, beta, 10.0) for beta in plan.betas for way in WAYS]
+    runs = [(way, beta, AT_BETA) for beta in plan.betas for way in WAYS]
     uncertain = [way for way in WAYS if way != "MAP"]
-    return runs + [(way, 0.1, m) for m in plan.multipliers for way in uncertain]
+    return runs + [
+        (way, AT_MULTIPLIER, m) for m in plan.multipliers for way in uncertain
+    ]
 
 
 def main() -> None:
@@ -222,6 +264,7 @@ def main() -> None:
             print(name, "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
             rows.append({"way": name, **row, "bounds": bounds})
         write_json(file, {**settings, "rows": rows})
+    draw_scores(rows, args.out / "variational_fashion.png")
 
 
 if __name__ == "__main__":
