@@ -196,9 +196,8 @@ def draw_scores(rows: list[dict[str, Any]], path: Path) -> None:
                 ax.plot(*zip(*points, strict=True), label=way, **style)
             ax.set(xscale="log", xlabel=varied, ylabel=measure)
             ax.grid(alpha=0.3)
-    figure.legend(
-        *axes[0][0].get_legend_handles_labels(), loc="outside right", fontsize=8
-    )
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right", fontsize=8)  # pyright: ignore
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
