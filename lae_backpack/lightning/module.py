@@ -103,9 +103,9 @@ class LaplaceAEModule(Checkpoints):
 
     @override
     def setup(self, stage: str) -> None:
-        self._run = self._loaded = self._before = None
         self._resumes = stage == "fit"
         if stage == "fit":
+            self._run = self._loaded = self._before = None
             require_trainer_that_fits(self.trainer)
             self._history, self._rest, self._validates = History(), None, None
             self._seed = new_seed(self._generator)
