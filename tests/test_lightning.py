@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,9 @@ pytestmark = [
 SETTINGS = OnlineSettings(alpha=0.1, refresh_every=2)
 
 
-def trainer(n_epochs: int = 4, **settings: Any) -> Any:
+def trainer(
+    n_epochs: int = 4, num_sanity_val_steps: int | None = 0, **settings: Any
+) -> Any:
     quiet = {
         "accelerator": "cpu",
         "devices": 1,
@@ -42,7 +45,7 @@ def trainer(n_epochs: int = 4, **settings: Any) -> Any:
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
+        "num_sanity_val_steps": num_sanity_val_steps,
     }
     return lightning.Trainer(max_epochs=n_epochs, **(quiet | settings))
 
@@ -99,7 +102,10 @@ def test_a_trainer_does_what_fit_online_does(structure, own_generator):
     assert all(p.grad is None for p in la.params)
 
 
-def test_validation_and_a_scheduler_of_ones_own():
+@pytest.mark.parametrize("own_generator", [True, False])
+@pytest.mark.parametrize("looks_first", [False, True])
+def test_validation_and_a_scheduler_of_ones_own(own_generator, looks_first):
+    sanity = None if looks_first else 0  # None is Lightning's default
     runs = []
     for by_trainer in (False, True):
         la = unfitted()
@@ -110,11 +116,12 @@ def test_validation_and_a_scheduler_of_ones_own():
             "generator": seeded(),
             "settings": SETTINGS,
         }
-        data, held_out = loader(), DataLoader(images(6), 4, generator=seeded())
+        data, generator = loader(own_generator), seeded() if own_generator else None
+        held_out = DataLoader(images(6), 4, generator=generator)
         torch.manual_seed(0)
         if by_trainer:
             trained = LaplaceAEModule(la, **arguments)
-            trainer().fit(trained, data, held_out)
+            trainer(num_sanity_val_steps=sanity).fit(trained, data, held_out)
             history = trained.history
         else:
             history = la.fit_online(
@@ -222,6 +229,80 @@ def test_other_checkpoints_change_nothing(tmp_path: Path):
     with pytest.raises(CheckpointError, match="was written with settings"):
         other = module(la, settings=OnlineSettings())
         trainer(2).fit(other, loader(), ckpt_path=tmp_path / "run.ckpt")
+    assert torch.equal(weights_of(la), before) and not la.H.any() and la.n_data == 0
+
+
+def test_damaged_checkpoints_change_nothing(tmp_path: Path):
+    saved, path = saved_checkpoint(tmp_path), tmp_path / "spoilt.ckpt"
+    own = saved["lae_backpack"]
+    la = unfitted()
+    la.fit(images(8).split(4))
+    before = [part.clone() for part in results(la)]
+    parts = "sigma_noise", "now", "precision", "n_data", "history"
+    cuts = [{k: v for k, v in own.items() if k != part} for part in parts]
+    wrong = [own | {"loss": "much"}, own | {"sigma_noise": torch.ones(2, 2)}]
+    for part in (*cuts, *wrong, own | {"now": []}, own | {"history": {"a": 1}}):
+        torch.save(saved | {"lae_backpack": part}, path)
+        with pytest.raises(CheckpointError):
+            trainer(2).fit(module(la), loader(), ckpt_path=path)
+        assert all(map(torch.equal, results(la), before))
+        assert la.backend.n_probes == 1  # calibrated, as it was fitted
+    for part in (cuts[0], wrong[1]):
+        torch.save(saved | {"lae_backpack": part}, path)
+        with pytest.raises(CheckpointError):
+            LaplaceAEModule.load_from_checkpoint(path, la=la)
+        assert all(map(torch.equal, results(la), before))
+    strange = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+    torch.save(saved, path)
+    with pytest.raises(Exception, match="parameter group|optimizer"):
+        trainer(2).fit(module(la, optimizer=strange), loader(), ckpt_path=path)
+    assert all(map(torch.equal, results(la), before))
+
+
+def saved_checkpoint(directory: Path, n_epochs: int = 1, **arguments: Any) -> Any:
+    saving = lightning.callbacks.ModelCheckpoint(directory, "{epoch}", save_top_k=-1)
+    used = trainer(n_epochs, enable_checkpointing=True, callbacks=[saving])
+    used.fit(module(unfitted(), **arguments), loader())
+    return torch.load(directory / "epoch=0.ckpt", weights_only=True)
+
+
+def test_what_is_saved_is_the_posterior_of_now(tmp_path: Path):
+    saving = lightning.callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    used = trainer(3, enable_checkpointing=True, callbacks=[saving])
+    trained, held_out = module(unfitted()), DataLoader(images(6), 4)
+    used.fit(trained, loader())
+    used.save_checkpoint(tmp_path / "end.ckpt")
+    used.validate(trained, held_out, ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
+    first, path = [part.clone() for part in results(trained.la)], tmp_path / "new.ckpt"
+    used.save_checkpoint(path)
+    assert all(map(torch.equal, results(trained.la), first))
+    again = LaplaceAEModule.load_from_checkpoint(path, la=unfitted())
+    assert all(map(torch.equal, results(again.la), first))
+
+    # Also by a module that has never trained, and of what was fitted post hoc.
+    used = trainer(1)
+    used.validate(again, held_out, verbose=False)
+    again.la.fit(images(8).split(4))
+    used.save_checkpoint(path)
+    third = LaplaceAEModule.load_from_checkpoint(path, la=unfitted())
+    assert_identical(third.la, again.la)
+    assert torch.equal(third.la.looks, again.la.looks)
+    with pytest.raises(CheckpointError, match="no run to take up"):
+        trainer(4).fit(module(unfitted()), loader(), ckpt_path=path)
+
+    # What was saved after training can be taken up.
+    for name in ("epoch=2.ckpt", "end.ckpt"):
+        more = module(unfitted())
+        trainer(4).fit(more, loader(), ckpt_path=tmp_path / name)
+        assert len(more.history.losses) == 16
+
+
+def test_a_resumed_optimiser_is_the_one_that_lightning_shows(tmp_path: Path):
+    saved_checkpoint(tmp_path, lr_decay="constant")
+    trained = module(unfitted(), lr_decay="constant")
+    trainer(2).fit(trained, loader(), ckpt_path=tmp_path / "epoch=0.ckpt")
+    shown: Any = trained.optimizers()
+    assert shown.param_groups is shown.optimizer.param_groups
 
 
 # What it refuses ----------------------------------------------------------------------
@@ -249,6 +330,39 @@ def test_an_exception_leaves_a_usable_posterior():
     assert other.n_data == 0
 
 
+def test_later_exceptions_leave_the_posterior_alone():
+    la = unfitted()
+    trained = module(la)
+    trainer(1).fit(trained, loader())
+    history = trained.history
+    la.fit(images(8).split(4))
+    before = [part.clone() for part in results(la)]
+    wrong = DataLoader(torch.zeros(4, 2), 4)
+    with pytest.raises(ValueError, match="does not take x of shape"):
+        trainer(1).predict(trained, wrong)
+    with pytest.raises(ValueError):
+        trainer(1).validate(trained, wrong, verbose=False)
+    with pytest.raises(ValueError, match="is not supported"):
+        trainer(1, precision="64-true").fit(trained, loader())
+    with pytest.raises(ValueError):  # in the look before training
+        trainer(1, num_sanity_val_steps=2).fit(trained, loader(), wrong)
+    assert all(map(torch.equal, results(la), before))
+    assert len(history.losses) == 4 and trained._sampled_loss is None
+
+
+class Fail(lightning.Callback):
+    def on_validation_batch_end(self, *_, **__):
+        raise OSError("the disk fails")
+
+
+def test_an_exception_in_validation_frees_the_copy_of_the_model():
+    trained, held_out = module(unfitted()), DataLoader(images(6), 4)
+    with pytest.raises(OSError):
+        trainer(1, callbacks=[Fail()]).fit(trained, loader(), held_out)
+    assert trained._sampled_loss is None and trained._run is None
+    assert trained.la.n_data == 14 and len(trained.history.losses) == 4
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -272,6 +386,20 @@ def test_several_processes_are_refused():
     fake = SimpleNamespace(strategy=strategy, world_size=2, precision="32-true")
     with pytest.raises(ValueError, match="in one process, got 2 and SimpleNamespace"):
         require_trainer_that_fits(fake)
+
+
+class Pairs(torch.utils.data.Sampler):
+    """Batches of two, and nobody knows how many."""
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+
+def test_a_loader_without_a_length_is_enough():
+    trained = module(unfitted(), lr_decay="constant")
+    data = DataLoader(images(4), batch_sampler=Pairs())
+    trainer(1, max_steps=3).fit(trained, data)
+    assert len(trained.history.losses) == 2 and trained.la.n_data == 4
 
 
 class Stream(IterableDataset):
@@ -299,6 +427,27 @@ def test_a_posterior_follows_its_model():
     la.fit(images(8).split(4))
     la.model.to("meta")  # a device that every machine has
     follow_device(la)
+    for name in ("H", "looks", "mean", "sigma_noise", "prior_precision", "prior_mean"):
+        assert torch.as_tensor(getattr(la, name)).device.type == "meta", name
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("stage", ["fit", "validate", "predict"])
+def test_a_posterior_is_where_the_trainer_leaves_its_model(monkeypatch, stage, fails):
+    la = unfitted("calibrated_diag")
+    la.fit(images(8).split(4))
+    trained = module(la)
+    trained_on = []
+
+    def leave(self):  # what the Trainer does at the end, also after an exception
+        trained_on.append(la.H.device.type)
+        return self.to("meta")
+
+    monkeypatch.setattr(LaplaceAEModule, "cpu", leave)
+    data = DataLoader(torch.zeros(4, 2) if fails else images(6), 4)
+    with pytest.raises(ValueError) if fails else nullcontext():
+        getattr(trainer(1), stage)(trained, data)
+    assert trained_on == ["cpu"]
     for name in ("H", "looks", "mean", "sigma_noise", "prior_precision", "prior_mean"):
         assert torch.as_tensor(getattr(la, name)).device.type == "meta", name
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from lae_backpack.lightning.checkpoints import Checkpoints
 from lae_backpack.lightning.installed import Callback, Trainer
@@ -16,6 +16,7 @@ from lae_backpack.lightning.trainer import (
     follow_device,
     n_steps_of,
     require_trainer_that_fits,
+    whole_number,
 )
 from lae_backpack.posterior.autoencoder import LaplaceAE
 from lae_backpack.posterior.batches import BatchCheck, images_of, require_sized
@@ -25,6 +26,11 @@ from lae_backpack.posterior.online.optimizers import (
     cosine,
     require_gradient_steps,
     require_optimizer_of,
+)
+from lae_backpack.posterior.online.randomness import (
+    States,
+    random_states,
+    set_random_states,
 )
 from lae_backpack.posterior.online.run import Moment, OnlineRun
 from lae_backpack.posterior.online.settings import History, OnlineSettings
@@ -77,12 +83,13 @@ class LaplaceAEModule(Checkpoints):
         self._step: EMStep | None = None
         self._check = self._validation_check = BatchCheck(la.model, la.bernoulli)
         self._sampled_loss: SampledLoss | None = None
+        self._states: States | None = None  # random ones, from before validation
         self._validated: list[tuple[float, int]] = []  # losses and rows of batches
 
     @property
     def history(self) -> History:
         """What one watches, of the last ``trainer.fit``."""
-        return History() if self._run is None else self._run.history
+        return self._history if self._run is None else self._run.history
 
     @override
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,10 +105,25 @@ class LaplaceAEModule(Checkpoints):
     def setup(self, stage: str) -> None:
         self._resumes = stage == "fit"
         if stage == "fit":
+            self._run = self._loaded = self._before = None
             require_trainer_that_fits(self.trainer)
-            self.la.choose_structure(post_hoc=False)
-            self._run = self._loaded = None
+            self._history, self._rest, self._validates = History(), None, None
             self._seed = new_seed(self._generator)
+
+    @override
+    def teardown(self, stage: str) -> None:
+        self._loaded = self._before = None
+        if stage == "fit":
+            self.leave_usable()
+        follow_device(self.la)
+
+    @override
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # The only way to follow the model when the Trainer puts it back after an
+        # exception: it calls no hook then.
+        moved = super()._apply(fn, recurse)
+        follow_device(self.la)
+        return moved
 
     @override
     def configure_callbacks(self) -> list[Callback]:
@@ -128,17 +150,19 @@ class LaplaceAEModule(Checkpoints):
             )
         require_optimizer_of(self.la, optimizer)
         loader: Any = self.trainer.train_dataloader
+        n_data, n_steps = require_sized(loader), n_steps_of(self.trainer)
+        self.la.choose_structure(post_hoc=False)
         self._run = OnlineRun(
             la=self.la,
             loader=loader,
-            n_data=require_sized(loader),
-            n_batches=int(self.trainer.num_training_batches),
+            n_data=n_data,
+            n_batches=whole_number(self.trainer.num_training_batches),
             n_epochs=self.trainer.max_epochs or 0,
             settings=self._settings,
             optimizer=optimizer,
             scheduler=scheduler,  # pyright: ignore[reportArgumentType]
             scheduler_steps=self._scheduler_steps,
-            warmup_steps=self._settings.warmup_steps_of(n_steps_of(self.trainer)),
+            warmup_steps=self._settings.warmup_steps_of(n_steps),
             seed=self._seed,
         )
         self._run.start()
@@ -166,9 +190,7 @@ class LaplaceAEModule(Checkpoints):
     @override
     def on_train_epoch_end(self) -> None:
         assert self._run is not None
-        self._run.history.epochs += 1
-        self._run.batches_done = 0
-        self._run.make_usable()
+        self._run.close_epoch()
         self._run.step_scheduler("epoch")
         self.log("evidence", self.la.log_marginal_likelihood().detach())
 
@@ -176,26 +198,37 @@ class LaplaceAEModule(Checkpoints):
     def on_train_end(self) -> None:
         self.leave_usable()
 
-    @override
-    def on_fit_end(self) -> None:
-        follow_device(self.la)  # the Trainer has put the model back
-
     def leave_usable(self) -> None:
         """Make a fitted posterior of what training has reached."""
-        self._step = None  # with its copy of the model
-        if self._run is not None:
-            self._run.finish()
-            self._run.undo_start_without_steps()
+        self.let_go()
+        self.end_run()
+        self.undo_load()  # of a checkpoint that the run could not take up
+
+    def let_go(self) -> None:
+        """Free what is kept for steps: copies of the model."""
+        self._step = self._sampled_loss = self._states = None
+
+    @override
+    def on_predict_start(self) -> None:
+        follow_device(self.la)
+
+    @override
+    def on_validation_model_zero_grad(self) -> None:
+        super().on_validation_model_zero_grad()
+        # The last moment before the Trainer makes an iterator, which draws a seed.
+        loader = self.trainer.val_dataloaders
+        self._states = random_states(loader, self.la._device)
 
     @override
     def on_validation_epoch_start(self) -> None:
+        follow_device(self.la)
         self._validation_check = BatchCheck(self.la.model, self.la.bernoulli)
         self._validated = []
-        if self._run is None:  # a look before training, or at what was fitted before
-            follow_device(self.la)
-            self._sampled_loss = SampledLoss(self.la, 0, True, self.la.n_data > 0)
-        else:
+        if self._run is not None:
             self._sampled_loss = self._run.sampled_loss()
+        else:  # a look before training, or at what was fitted before
+            how = self._validates or (0, True, self.la.n_data > 0)
+            self._sampled_loss = SampledLoss(self.la, *how)
 
     @override
     def validation_step(self, batch: object, batch_idx: int) -> Tensor:
@@ -210,6 +243,10 @@ class LaplaceAEModule(Checkpoints):
     @override
     def on_validation_epoch_end(self) -> None:
         self._sampled_loss = None
+        if self._states is not None:
+            loader = self.trainer.val_dataloaders
+            set_random_states(self._states, loader, self.la._device)
+            self._states = None
         if self._run is not None and self.trainer.state.fn == "fit":
             losses, rows = zip(*self._validated, strict=True)
             self._run.history.validation.append(sum(losses) / sum(rows))
@@ -222,4 +259,7 @@ class LeavesUsable(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: Any, exception: BaseException
     ) -> None:
-        pl_module.leave_usable()
+        if trainer.state.fn == "fit":
+            pl_module.leave_usable()
+        else:
+            pl_module.let_go()

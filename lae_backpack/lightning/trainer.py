@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from lae_backpack.posterior import distributed
 
 if TYPE_CHECKING:
     from lae_backpack.lightning.installed import Trainer
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
+HELD = "H", "_looks", "mean", "loss"
+BY_SETTERS = "sigma_noise", "prior_precision", "prior_mean"
 PRECISIONS = ("32-true", "bf16-mixed")
 
 
@@ -65,13 +70,24 @@ def follow_device(la: LaplaceAE) -> None:
         la: The posterior.
     """
     device = la._device
-    if la.H.device == device:
+    held = {name: getattr(la, name) for name in HELD + BY_SETTERS}
+    tensors = {n: value for n, value in held.items() if isinstance(value, Tensor)}
+    if all(value.device == device for value in tensors.values()):
         return
-    la.take_looks(la.looks.to(device))
-    la.sigma_noise = la.sigma_noise  # these go to the model's device when they are set
-    la.prior_precision = la.prior_precision
-    la.prior_mean = la.prior_mean
-    for name in ("mean", "loss"):
-        value = getattr(la, name)
-        if hasattr(value, "to"):
-            setattr(la, name, value.to(device))
+    # What the posterior keeps for later must be fit for training, too.
+    with torch.inference_mode(False), torch.no_grad():
+        for name, value in tensors.items():
+            # Setters look at the value, and take it to the model's device themselves.
+            setattr(la, name, value if name in BY_SETTERS else value.to(device))
+
+
+def whole_number(n_batches: float) -> int | None:
+    """A number of batches, as ``fit_online`` knows it.
+
+    Args:
+        n_batches: What the Trainer says.
+
+    Returns:
+        It, or ``None`` if the loader does not tell.
+    """
+    return None if n_batches == float("inf") else int(n_batches)

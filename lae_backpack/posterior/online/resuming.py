@@ -87,23 +87,28 @@ def resume(run: OnlineRun, path: Path) -> None:
     take_up(run, distributed.of_rank_zero(lambda: checkpoint.load(path)), path.name)
 
 
-def take_up(run: OnlineRun, state: State, name: str) -> None:
+def take_up(
+    run: OnlineRun, state: State, name: str, leave: tuple[str, ...] = ()
+) -> None:
     """Bring a run to where another one was.
 
     Args:
         run: The run, not started yet.
         state: What ``state_of`` gave.
         name: What the state came from.
+        leave: Parts that someone else restores: the optimizer, the scheduler.
 
     Raises:
         CheckpointError: If it is of another run; nothing has changed then.
     """
-    before = copy_of(state_of(run))
-    missing = sorted(before.keys() - state.keys())
-    if missing:
-        raise CheckpointError(f"{name} lacks {missing}. Delete it to start anew.")
+    own, state = (
+        {part: value for part, value in whole.items() if part not in leave}
+        for whole in (state_of(run), state)
+    )
+    before = copy_of(own)
     try:
-        _require_same_kinds(before, state, name)
+        require_same_kinds(before, state, name)
+        _require_best(state, name)
         _require_same_run(before, state, name)
         _restore(run, state)
     except CheckpointError:
@@ -160,12 +165,20 @@ def state_of(run: OnlineRun) -> State:
     }
 
 
-def _require_same_kinds(own: State, state: State, name: str) -> None:
-    """Refuse a file that has something else in the place of a number or a tensor.
+def require_same_kinds(own: State, state: State, name: str) -> None:
+    """Refuse a file that lacks a part, or has something else in its place.
+
+    Args:
+        own: What is needed.
+        state: What there is.
+        name: What that came from.
 
     Raises:
-        CheckpointError: If it has.
+        CheckpointError: If it does not fit.
     """
+    missing = sorted(own.keys() - state.keys())
+    if missing:
+        raise CheckpointError(f"{name} lacks {missing}. Delete it to start anew.")
     for part, value in own.items():
         kinds = type(value), *MAY_BE_MISSING.get(part, ())
         if not isinstance(state[part], kinds):
@@ -173,6 +186,14 @@ def _require_same_kinds(own: State, state: State, name: str) -> None:
                 f"{name} has a {type(state[part]).__name__} as {part}, a "
                 f"{type(value).__name__} is needed. Delete it to start anew."
             )
+
+
+def _require_best(state: State, name: str) -> None:
+    """Refuse a file that lacks something of the best epoch.
+
+    Raises:
+        CheckpointError: If it does.
+    """
     best = state["best"]
     if best is not None and not best.keys() >= BEST:
         raise CheckpointError(
@@ -235,8 +256,9 @@ def require_same_model(own: State, state: State, name: str) -> None:
 
 def _restore(run: OnlineRun, state: State) -> None:
     restore_posterior(run.la, state)
-    run.optimizer.load_state_dict(state["optimizer"])
-    if run.scheduler is not None:
+    if "optimizer" in state:
+        run.optimizer.load_state_dict(state["optimizer"])
+    if run.scheduler is not None and "scheduler" in state:
         run.scheduler.load_state_dict(state["scheduler"])
     run.history = History(**state["history"])
     run.seed, run.warmup_steps = state["seed"], state["warmup_steps"]

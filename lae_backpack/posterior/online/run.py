@@ -178,16 +178,20 @@ class OnlineRun:
         self.optimizer.zero_grad(set_to_none=True)
         self.make_usable()
 
-    def _end_epoch(self) -> None:
-        history = self.history
-        history.epochs += 1
+    def close_epoch(self) -> None:
+        """Count an epoch whose steps are done."""
+        self.history.epochs += 1
+        self.batches_done = 0
         distributed.take_buffers_of_rank_zero(self.la.model)
         self.make_usable()
+
+    def _end_epoch(self) -> None:
+        history = self.history
+        self.close_epoch()
         if self.validation_loader is not None:
             history.validation.append(self._validation_loss(self.validation_loader))
             self._consider_stopping()
         self.step_scheduler("epoch")
-        self.batches_done = 0
         for callback in self.callbacks:
             callback(self.la, history)
         self._save()
