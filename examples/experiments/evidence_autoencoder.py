@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
     parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--images", type=int, default=10_000, help="to train on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
     args = parser.parse_args()
@@ -117,7 +118,7 @@ def main() -> None:
         train, held_out, test, outliers = (made_up(n, draw) for n in (16, 4, 4, 4))
     else:
         images = load_images("mnist", "train", args.data_dir).flatten(1)
-        train, held_out = images[:55_000], images[55_000:55_500]
+        train, held_out = images[: args.images], images[-500:]
         test, outliers = (
             load_images(name, "test", args.data_dir).flatten(1)[:1000]
             for name in ("mnist", "fashion-mnist")
@@ -136,9 +137,8 @@ def main() -> None:
         print(
             "  ".join(f"{k} {v:.4g}" if k != "way" else v for k, v in rows[-1].items())
         )
-    write_json(
-        args.out / "evidence_autoencoder.json", {"seed": args.seed, "rows": rows}
-    )
+        content = {"seed": args.seed, "images": len(train), "rows": rows}
+        write_json(args.out / "evidence_autoencoder.json", content)
 
 
 if __name__ == "__main__":
