@@ -86,6 +86,20 @@ def small_conv_autoencoder() -> AutoEncoder:
     return AutoEncoder(encoder, decoder)
 
 
+def wide_code_autoencoder(code: int = 32) -> AutoEncoder:
+    """An autoencoder whose code is too wide to be treated exactly.
+
+    Args:
+        code: Numbers of the code.
+
+    Returns:
+        The net, for flat images of 28x28 pixels.
+    """
+    encoder = nn.Sequential(nn.Linear(784, 256), nn.Tanh(), nn.Linear(256, code))
+    decoder = nn.Sequential(nn.Linear(code, 256), nn.Tanh(), nn.Linear(256, 784))
+    return AutoEncoder(encoder, decoder)
+
+
 def residual_autoencoder(channels: int = 8) -> AutoEncoder:
     """A convolutional autoencoder for 28x28 images with two skips on either side.
 

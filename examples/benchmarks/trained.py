@@ -18,6 +18,7 @@ from models import (
     mnist_autoencoder,
     residual_autoencoder,
     small_conv_autoencoder,
+    wide_code_autoencoder,
 )
 from torch import Tensor
 from tqdm import tqdm
@@ -30,7 +31,9 @@ NETS = {
     "small conv": small_conv_autoencoder,
     "conv": partial(fashion_autoencoder, divisor=8),
     "residual": residual_autoencoder,
+    "wide code": wide_code_autoencoder,
 }
+FLAT = ("linear", "wide code")  # take flat images
 FOLDER = Path(__file__).parent / "cache"
 BATCH = 64
 
@@ -71,7 +74,7 @@ class Zoo:
             net: Which net they are for.
 
         Returns:
-            Images, flat for the linear net.  # [n_train, *in]
+            Images, flat for nets of linear layers.  # [n_train, *in]
         """
         if self.made_up:
             generator = torch.Generator().manual_seed(self.seed)
@@ -185,6 +188,6 @@ def for_net(net: str, x: Tensor) -> Tensor:
         x: Images.  # [N, 1, 28, 28]
 
     Returns:
-        The images, flat for the linear net.
+        The images, flat for nets of linear layers.
     """
-    return x.flatten(1) if net == "linear" else x
+    return x.flatten(1) if net in FLAT else x
