@@ -7,7 +7,7 @@ import pytest
 import torch
 from laplace import Laplace
 from laplace.baselaplace import DiagLaplace, LowRankLaplace, ParametricLaplace
-from laplace.curvature import BackPackGGN
+from laplace.curvature import BackPackGGN, CurvlinopsGGN
 from laplace.utils import LargestVarianceDiagLaplaceSubnetMask
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
@@ -26,7 +26,8 @@ from lae_backpack.posterior.evidence import (
     subnetwork_laplace,
 )
 
-STRUCTURES = ["diag", "kron", "full", "approx_diag", "mixed_diag", "block_diag"]
+STRUCTURES = ["diag", "kron", "full", "block_diag"]
+STRUCTURES += ["approx_diag", "mixed_diag", "calibrated_diag"]
 
 
 def data(likelihood: str, n: int = 40) -> tuple[Tensor, Tensor]:
@@ -59,6 +60,7 @@ def net(likelihood: str, steps: int = 100) -> nn.Sequential:
 def fitted(structure: str, likelihood: str, **kwargs) -> ParametricLaplace:
     backend = {"backend": BackPackGGN} if structure in ("diag", "full") else {}
     la = Laplace(net(likelihood), likelihood, "all", structure, **backend, **kwargs)
+    torch.manual_seed(2)  # calibrated_diag is random, and there are two of a kind
     la.fit(loader(*data(likelihood)))
     return la
 
@@ -377,6 +379,10 @@ def normed_net(kind: str, k: float = 1.0) -> nn.Sequential:
     return model.eval()
 
 
+def named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(model.named_parameters())
+
+
 def linear_targets(model: nn.Module, x: Tensor) -> Tensor:
     """What weights from the prior would make of the linearised network."""
     own = {name: p.detach() for name, p in model.named_parameters()}
@@ -385,6 +391,32 @@ def linear_targets(model: nn.Module, x: Tensor) -> Tensor:
         lambda w: functional_call(model, w, (x,)), (own,), (other,)
     )
     return (output + pushed + 0.1 * torch.randn_like(output)).detach()
+
+
+@pytest.mark.parametrize("kind", ["layer", "batch"])
+@pytest.mark.parametrize("structure", STRUCTURES[2:])
+def test_scaled_weights_with_scaled_priors_are_the_same_model(
+    kind: str, structure: str
+):
+    """Proposition 3: ``J diag(1 / prior) J^T`` has no scale of normalised weights."""
+    x, y = data("regression")
+    train, points = DataLoader(TensorDataset(x, y), len(x)), torch.randn(5, 3)
+    settings = {"pred_type": "glm"}
+
+    def explained(k: float) -> tuple[Tensor, Tensor]:
+        model = normed_net(kind, k)
+        own = {name for group in normalised_groups(model, x) for name in group}
+        assert own == {"0.weight", "0.bias"}
+        layerwise = [k**-2 if name in own else 1.0 for name, _ in named(model)]
+        la = Laplace(model, "regression", "all", structure)
+        torch.manual_seed(5)
+        la.fit(train)
+        la.prior_precision = 3 * torch.tensor(layerwise)
+        variance = la(points, **settings)[1].diagonal(dim1=1, dim2=2)
+        return variance, la.log_det_ratio
+
+    for found, expected in zip(explained(8.0), explained(1.0), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["layer", "batch"])
@@ -445,6 +477,52 @@ def test_subnetwork_keeps_the_priors_of_its_weights():
     la = subnetwork_laplace(cheap, loader(*data("regression")), 5)
     chosen = cheap.prior_precision_diag[largest_variances(cheap, 5)]
     torch.testing.assert_close(la.prior_precision, chosen)
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_subnetwork_of_an_autoencoder(label: bool):
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(9, 4), nn.Dropout(), nn.Tanh(), nn.Linear(4, 2))
+    model = AutoEncoder(encoder, nn.Linear(2, 9)).train()
+    x = torch.rand(12, 9)
+    images = loader(x, torch.zeros(12)) if label else DataLoader(x, 5)
+    la = LaplaceAE(model, sigma_noise=0.2, prior_mean=0.05)
+    la.fit(images)
+    found = subnetwork_laplace(la, images, 6, backend=CurvlinopsGGN)
+    assert found.n_data == 12 and found.n_outputs == 9
+    model.eval()
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    bare = copy.deepcopy(model)
+    parts = jacrev(lambda w: functional_call(bare, w, (x,)))(own)
+    j = torch.cat([part.reshape(12 * 9, -1) for part in parts.values()], 1)
+    chosen = j[:, largest_variances(la, 6)]
+    torch.testing.assert_close(found.H, chosen.T @ chosen)
+    torch.testing.assert_close(float(found.loss), float(la.loss))
+    assert float(found.prior_mean) == 0.05
+
+
+def test_subnetwork_keeps_the_prior_means_of_its_weights():
+    means = torch.linspace(-1, 1, 38)
+    cheap = fitted("approx_diag", "regression", prior_mean=means)
+    la = subnetwork_laplace(cheap, loader(*data("regression")), 5)
+    chosen = largest_variances(cheap, 5)
+    expected = (cheap.mean - means)[chosen].square().sum()
+    torch.testing.assert_close(la.scatter, expected)
+
+
+def test_subnetworks_that_laplace_torch_has_not_are_refused():
+    images = torch.rand(6, 1, 4, 4)
+    model = AutoEncoder(
+        nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 3, padding=1)
+    ).train()
+    for likelihood, error, message in (
+        ("bernoulli", TypeError, "likelihood='bernoulli'"),
+        ("regression", ValueError, r"outputs of shape \(1, 4, 4\)"),
+    ):
+        la = LaplaceAE(model, likelihood)
+        la.fit(loader(images))
+        with pytest.raises(error, match=message):
+            subnetwork_laplace(la, loader(images), 3)
 
 
 # What is refused --------------------------------------------------------------------

@@ -187,12 +187,13 @@ def test_variances_end_where_the_closed_form_says():
     # A linear model: Fisher and Hessian are those of every weight.
     torch.manual_seed(0)
     model, beta, s = nn.Linear(2, 1, bias=False), 0.5, 0.8
-    x = torch.randn(30, 2)
+    x = 0.3 * torch.randn(30, 2)
     y = x @ torch.tensor([[1.0], [-1.0]])
     vl = VariationalLaplace(model, "regression", s, beta, sigma_noise=2.0)
     vl.fit(DataLoader(TensorDataset(x, y), batch_size=30), 1500, lr=3e-3)
-    fisher = x.square().sum(0) / 4
-    expected = beta / (fisher + beta / s**2)
+    fisher, prior = x.square().sum(0) / 4, beta / s**2
+    assert (fisher / prior).log().abs().max() < 1  # both count
+    expected = beta / (fisher + prior)
     found = sigmas(vl) ** 2
     torch.testing.assert_close(found, expected, rtol=0.15, atol=0)
     precision = vl.to_laplace().posterior_precision
@@ -295,22 +296,46 @@ def test_laplace_torchs_object_has_the_same_gaussian(likelihood: str):
     torch.testing.assert_close(drawn.std(0), sigmas(vl), rtol=0.03, atol=0)
     log_likelihood = vl.likelihood.log_prob(vl.model(x), y).detach()
     torch.testing.assert_close(la.log_likelihood, log_likelihood)
-    if likelihood == "classification":
-        for kwargs in (
-            {"link_approx": "probit"},
-            {"pred_type": "nn", "link_approx": "mc"},
-        ):
-            found = la(x, **kwargs)
-            torch.testing.assert_close(found.sum(1), torch.ones(20))
-        return
     jacobians = torch.func.jacrev(lambda w: functional_call(vl.model, w, (x,)))(
         weights(vl.model)
     )
-    pieces = [j.reshape(20, -1) for j in jacobians.values()]
-    expected = torch.cat(pieces, 1).square() @ sigmas(vl) ** 2
-    mean, variance = la(x, pred_type="glm")
-    torch.testing.assert_close(mean, vl.model(x).detach())
-    torch.testing.assert_close(variance.flatten(), expected)
+    pieces = [j.reshape(20, outputs, -1) for j in jacobians.values()]
+    expected = torch.cat(pieces, 2).square() @ sigmas(vl) ** 2  # of outputs
+    output = vl.model(x).detach()
+    if likelihood == "regression":
+        mean, variance = la(x, pred_type="glm")
+        torch.testing.assert_close(mean, output)
+        torch.testing.assert_close(variance.flatten(), expected.flatten())
+        return
+    probit = (output / (1 + math.pi / 8 * expected).sqrt()).softmax(1)
+    torch.testing.assert_close(la(x, link_approx="probit"), probit)
+    assert (probit - output.softmax(1)).abs().max() > 0.01  # uncertainty counts
+    draws = torch.Generator().manual_seed(0)
+    found = la(x, "nn", "mc", n_samples=2000, generator=draws)
+    networks = la.sample(2000, torch.Generator().manual_seed(1))
+    shapes = [p.shape for p in vl.means]
+    names = [name for name, _ in vl.model.named_parameters()]
+    sampled = torch.zeros_like(output)
+    for network in networks:
+        cut = network.split([shape.numel() for shape in shapes])
+        w = {n: c.view(s) for n, c, s in zip(names, cut, shapes, strict=True)}
+        sampled += functional_call(vl.model, w, (x,)).softmax(1).detach() / 2000
+    torch.testing.assert_close(found, sampled, rtol=0, atol=0.01)
+    assert (sampled - output.softmax(1)).abs().max() > 0.02
+
+
+def test_the_loss_is_taken_in_eval_mode():
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).train()
+    x, y = torch.randn(20, 2), torch.arange(20) % 3
+    loader = DataLoader(TensorDataset(x, y), batch_size=10)
+    vl = VariationalLaplace(model)
+    vl.fit(loader, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    la = vl.to_laplace(loader)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+    expected = F.cross_entropy(model.eval()(x), y, reduction="sum").detach()
+    assert la.loss == pytest.approx(float(expected))
 
 
 def test_autoencoders_and_images_of_classes():

@@ -97,6 +97,19 @@ class Pairs:
         """
         self._loader = loader
 
+    @property
+    def dataset(self) -> object:
+        """What the loader goes through, for laplace-torch to count."""
+        return self._loader.dataset  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        """How many batches there are, for laplace-torch's progress bar.
+
+        Returns:
+            As many as the loader says.
+        """
+        return len(self._loader)  # type: ignore[arg-type]
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through the loader.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lae_backpack.posterior.sampling import as_vector
+from lae_backpack.posterior.sampling import as_vector, evaluating
 from lae_backpack.posterior.structures import ApproxDiagLaplace
 
 if TYPE_CHECKING:
@@ -63,4 +63,5 @@ def _loss_of(vl: VariationalLaplace, loader: Iterable[Any]) -> float:
     if vl.likelihood_name == "regression":
         loss, factor = nn.MSELoss(reduction="sum"), 0.5
     batches = (inputs_and_targets(batch, vl.log_sigmas[0].device) for batch in loader)
-    return sum(factor * float(loss(vl.model(x), y)) for x, y in batches)
+    with evaluating(vl.model):
+        return sum(factor * float(loss(vl.model(x), y)) for x, y in batches)

@@ -11,7 +11,10 @@ from laplace.laplace import Laplace
 from laplace.subnetlaplace import SubnetLaplace
 from torch import Tensor
 
+from lae_backpack.posterior.batches import Pairs, images_of
 from lae_backpack.posterior.evidence.effective import marginal_variances
+from lae_backpack.posterior.reconstruction import Reconstructions
+from lae_backpack.posterior.sampling import evaluating
 
 
 def largest_variances(la: ParametricLaplace, n_weights: int) -> Tensor:
@@ -47,7 +50,7 @@ def subnetwork_laplace(
 
     Args:
         la: A fitted posterior over all weights, for instance a cheap diagonal one.
-        loader: The data.
+        loader: The data; of an autoencoder, in any form that its ``fit`` takes.
         n_weights: How many weights.
         hessian_structure: ``"full"`` or ``"diag"``.
         **kwargs: As for laplace-torch's ``SubnetLaplace``; by default with the noise,
@@ -55,7 +58,21 @@ def subnetwork_laplace(
 
     Returns:
         The posterior, fitted.
+
+    Raises:
+        TypeError: If pixels are Bernoulli, which laplace-torch does not know.
+        ValueError: If the outputs are images, for which laplace-torch's subnetworks
+            have no Jacobian.
     """
+    if isinstance(la, Reconstructions):
+        if la.bernoulli:
+            raise TypeError(
+                "subnetwork_laplace got a LaplaceAE with likelihood='bernoulli', and "
+                "laplace-torch's subnetworks know Gaussian pixels and classes only. "
+                "Use a LaplaceAE with likelihood='regression'."
+            )
+        loader = Pairs(loader)
+    _require_vectors(la, loader)
     indices = largest_variances(la, n_weights)
     settings = {
         "sigma_noise": la.sigma_noise,
@@ -71,11 +88,32 @@ def subnetwork_laplace(
         **settings,
     )
     assert isinstance(subnetwork, SubnetLaplace)
+    # The host reads one number for each weight of the subnetwork, but its setters
+    # refuse that.
     if "prior_precision" not in kwargs:
-        prior = torch.as_tensor(la.prior_precision).detach()
-        if prior.numel() > 1:
-            prior = la.prior_precision_diag.detach()[indices.to(prior.device)]
-        # The host reads one number for each weight, but its setter refuses it.
-        subnetwork._prior_precision = prior.reshape(-1)
+        prior = torch.as_tensor(la.prior_precision)
+        one_each = la.prior_precision_diag if prior.numel() > 1 else prior
+        subnetwork._prior_precision = _of(indices, one_each)
+    if "prior_mean" not in kwargs:
+        subnetwork._prior_mean = _of(indices, torch.as_tensor(la.prior_mean))
     subnetwork.fit(loader)  # pyright: ignore[reportArgumentType]
     return subnetwork
+
+
+@torch.no_grad()
+def _require_vectors(la: ParametricLaplace, loader: Iterable[Any]) -> None:
+    first = next(iter(loader))
+    with evaluating(la.model):
+        shape = la.model(images_of(first)[:1].to(la._device)).shape
+    if len(shape) != 2:
+        raise ValueError(
+            f"subnetwork_laplace got a model with outputs of shape {tuple(shape[1:])}, "
+            "and laplace-torch's subnetworks need vectors. Let the model end with "
+            "nn.Flatten() and flatten the targets, too."
+        )
+
+
+def _of(indices: Tensor, numbers: Tensor) -> Tensor:
+    """Those of some weights, if there is more than one for all."""
+    numbers = numbers.detach().reshape(-1)
+    return numbers if len(numbers) == 1 else numbers[indices.to(numbers.device)]
