@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="of training")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
     args = parser.parse_args()
-    seeds, steps, rounds = args.seeds, args.steps, 100
+    seeds, steps, rounds = args.seeds, args.steps, 1000
     if args.smoke:
         seeds, steps, rounds = 1, 20, 3
     torch.set_default_dtype(torch.float64)
