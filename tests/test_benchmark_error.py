@@ -143,7 +143,7 @@ def run(monkeypatch, capsys, tmp_path: Path) -> Callable[..., tuple[str, dict]]:
 def test_error_pareto_and_answers_run(run):
     printed, content = run("error")
     rows = content["rows"]
-    assert len(rows) == 4 * len(STRUCTURES) == len(printed.strip().splitlines()) - 1
+    assert len(rows) == 5 * len(STRUCTURES) == len(printed.strip().splitlines()) - 1
     assert all(math.isfinite(row["median_log"]) for row in rows)
     _, again = run("error", "--fresh", "probe")
     assert again["rows"] == rows  # the same seed, or kept
@@ -191,18 +191,14 @@ def measured() -> list[dict]:
     return json.loads(file.read_text())["rows"]
 
 
-def test_calibrated_is_right_on_every_trained_net_that_was_measured():
-    most = max(row["images"] for row in measured())
+def test_calibrated_is_right_for_all_data_of_every_trained_net():
     rows = [
         row
         for row in measured()
-        if row["structure"] == "calibrated" and row["images"] == most and row["epoch"]
+        if row["structure"] == "calibrated" and row["images"] == Zoo.n_train
     ]
-    assert {(row["net"], row["epoch"]) for row in rows} >= {
-        (net, epoch)
-        for net in ("linear", "small conv", "conv", "residual")
-        for epoch in (1, 5, 20)
-    }
+    stages = {(net, epoch) for net in NETS for epoch in (1, 5, 20)}
+    assert {(row["net"], row["epoch"]) for row in rows} == stages
     for row in rows:
         assert row["median_log"] <= 0.1
         assert abs(row["worst_ratio"] - 1) <= 0.1  # of all layers the one furthest off
@@ -217,6 +213,6 @@ def test_calibrated_beats_monte_carlo_on_every_batch_that_was_measured():
     }
     assert least == 64
     stages = {key[:2] for key in errors}
-    assert len(stages) == 16
+    assert stages == {(net, epoch) for net in NETS for epoch in Zoo.epochs}
     for stage in stages:
         assert errors[(*stage, "calibrated")] < errors[(*stage, "BackPACK MC 1")]

@@ -206,15 +206,16 @@ def test_it_beats_the_approximation_on_a_batch():
     assert max(seen["probes"], seen["shrunk"]) < seen["approx"] / 3
 
 
-@pytest.mark.parametrize("shrink", [True, False])
-def test_a_whole_data_set_is_right_within_a_tenth(shrink):
-    x = TRAINED[1][:256]
-    exact = exact_of(x)
-    torch.manual_seed(0)
-    found = fitted(x, "calibrated_diag", n_probes=10, shrink=shrink)
-    assert median_error(found, exact) <= 0.1
-    assert (layer_sums(found) / layer_sums(exact) - 1).abs().max() <= 0.1
+def test_a_whole_data_set_is_right_within_a_tenth():
+    _, x = TRAINED
+    exact = sum(map(exact_of, x.split(64)))
     assert median_error(fitted(x, "approx_diag"), exact) > 0.2
+    for seed in range(5):
+        torch.manual_seed(seed)
+        for kwargs in ({}, {"shrink": True}):
+            found = fitted(x, "calibrated_diag", **kwargs)
+            assert median_error(found, exact) <= 0.1
+            assert (layer_sums(found) / layer_sums(exact) - 1).abs().max() <= 0.1
 
 
 def test_sums_of_looks():

@@ -67,6 +67,18 @@ class Zoo:
         """The last stage."""
         return max(self.epochs)
 
+    def counts(self, epoch: int) -> list[int]:
+        """Over how many images diagonals are taken at a stage.
+
+        Args:
+            epoch: The stage.
+
+        Returns:
+            A batch, several batches, and for trained nets all that they saw.
+        """
+        whole = [self.n_train] if epoch else []
+        return list(dict.fromkeys([self.batch, self.n_images, *whole]))
+
     def images(self, net: str) -> Tensor:
         """What the nets are trained with.
 
