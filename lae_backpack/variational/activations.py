@@ -103,9 +103,11 @@ def _of_softsign(node: Any) -> list[Any]:
     if _name(node) != "DivBackward":
         return []
     above, (below, _) = node.next_functions
-    inner = below.next_functions[0][0] if _name(below) == "AddBackward" else None
-    found = _name(inner) == "AbsBackward" and inner.next_functions[0] == above
-    return [inner] if found else []
+    if _name(below) != "AddBackward":
+        return []
+    inner = below.next_functions[0][0]
+    kinked = _name(inner) == "AbsBackward"
+    return [inner] if kinked and inner.next_functions[0] == above else []
 
 
 def _path(name: str) -> str:
