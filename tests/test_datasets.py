@@ -194,6 +194,36 @@ def test_a_folder_may_be_in_colour_or_resized(tmp_path):
         read_folder(tmp_path, size=(5, 7))
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_grey_images_of_16_bits_keep_their_depth(tmp_path, name):
+    deep = np.array([[0, 1, 255], [256, 40000, 65535]], np.uint16)
+    save(tmp_path / name, deep)
+    save(tmp_path / "b.png", np.array([[0, 1, 2], [3, 128, 255]], np.uint8))
+    images = read_folder(tmp_path)
+    torch.testing.assert_close(images[0, 0], torch.tensor(deep / 65535).float())
+    assert images[1, 0, 1].mul(255).tolist() == [3, 128, 255]
+    colours = read_folder(tmp_path, mode="RGB")[0]
+    assert colours.mul(255).round()[:, 1].tolist() == [[1, 156, 255]] * 3
+    resized = read_folder(tmp_path, size=(8, 8))
+    assert resized.min() >= 0 and resized.max() <= 1 and resized.std() > 0.1
+
+
+def test_grey_with_transparency_is_grey(tmp_path):
+    Image.new("LA", (4, 3), (51, 128)).save(tmp_path / "a.png")
+    torch.testing.assert_close(
+        read_folder(tmp_path), torch.full((1, 1, 3, 4), 0.2).float()
+    )
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I", np.int32), ("F", np.float32)])
+def test_pixels_of_unknown_range_are_refused(tmp_path, mode, kind):
+    save(tmp_path / "a.tif", np.array([[0, 7], [100_000, 3]], kind))
+    with pytest.raises(DataFileError, match=f"a.tif .* mode '{mode}', .*unknown.*16"):
+        read_folder(tmp_path)
+    with pytest.raises(ValueError, match="mode must be one of .*RGB.* got 'CMYK'"):
+        read_folder(tmp_path, mode="CMYK")
+
+
 def test_folders_say_what_they_lack(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         read_folder(tmp_path / "nowhere")

@@ -1,6 +1,7 @@
 """Curvature within a budget, in half precision, and with activation checkpointing."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lae_backpack import AutoEncoder, LaplaceAE
 from lae_backpack.curvature.footprint import footprint
 from lae_backpack.curvature.policy import DensePolicy
+from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.step import param_curvature
 from lae_backpack.curvature.sweep import Journey, sweep
 from lae_backpack.posterior.budget import bytes_of
@@ -199,6 +201,38 @@ def test_the_estimate_is_above_the_truth_and_not_far(name, limit):
         peaks.append(peak_memory(lambda x=x, y=y: sweep(model, loss, x, y, [journey])))
     true = (peaks[1] - peaks[0]) / 8
     assert true <= footprint(model, x).bytes_per_sample(limit) < 20 * true
+
+
+def narrow_code(n_features: int) -> nn.Sequential:
+    steps = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh()) for _ in range(8)]
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(256, n_features), nn.Linear(n_features, 256),
+        nn.Unflatten(1, (1, 16, 16)), nn.Conv2d(1, 4, 3, padding=1), *steps,
+        nn.Conv2d(4, 1, 3, padding=1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NETS, "deep decoder"])
+def test_the_estimate_is_above_the_truth_for_probes(name):
+    make, shape = {**NETS, "deep decoder": (lambda: narrow_code(4), (1, 16, 16))}[name]
+    model, loss = make().float().eval(), nn.MSELoss(reduction="sum")
+    journey = Journey(Probe(), partial(param_curvature, per_sample=False))
+    peaks = []
+    for n in (4, 12):
+        x = torch.rand(n, *shape, dtype=torch.float32)
+        y = model(x).detach()
+        peaks.append(peak_memory(lambda x=x, y=y: sweep(model, loss, x, y, [journey])))
+    true = (peaks[1] - peaks[0]) / 8
+    assert true <= footprint(model, x).bytes_per_sample(0, n_probes=1) < 20 * true
+
+
+@pytest.mark.parametrize(("n_features", "n_columns"), [(3, 3), (4, 4), (5, 1)])
+def test_columns_of_a_narrow_code_are_counted(n_features, n_columns):
+    seen = footprint(narrow_code(n_features), torch.rand(1, 1, 16, 16))
+    without = replace(seen, code=0)
+    assert seen.bytes_per_sample(0, 1) == without.bytes_per_sample(0, n_columns)
+    assert seen.bytes_per_sample(0, 6) == without.bytes_per_sample(0, 6)
+    assert seen.bytes_per_sample(0) == without.bytes_per_sample(0)
 
 
 # Half precision -----------------------------------------------------------------------

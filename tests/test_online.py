@@ -423,6 +423,20 @@ def test_noise_is_learned_post_hoc_at_the_maximum_of_the_evidence(n_data):
     assert evidence[1.0] > max(evidence[0.99], evidence[1.01])
 
 
+@pytest.mark.parametrize("temperature", [0.3, 4.0])
+def test_noise_is_learned_where_a_tempered_evidence_has_no_slope(temperature):
+    la = LaplaceAE(
+        model(),
+        hessian_structure="approx_diag",
+        sigma_noise="learned",
+        temperature=temperature,
+    )
+    la.fit(loader(40))
+    noise = la.sigma_noise.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(la.log_marginal_likelihood(sigma_noise=noise), noise)
+    assert abs(slope * noise) < 1e-5 * la.n_data * la.n_outputs
+
+
 def test_a_progress_bar_shows_the_numbers_one_watches(capsys):
     LaplaceAE(model()).fit_online(
         loader(80, 2), 2, validation_loader=loader(), progress_bar=True
@@ -494,6 +508,22 @@ def test_a_run_that_does_not_start_leaves_a_fit_alone():
     with pytest.raises(TypeError, match="dtype"):
         la.fit_online(wrong, 1, settings=settings, progress_bar=False)
     assert torch.equal(la.H, before[0]) and torch.equal(la.sigma_noise, before[1])
+
+
+def test_a_run_that_does_not_start_leaves_calibrated_looks_alone():
+    la = LaplaceAE(
+        model(),
+        hessian_structure="calibrated_diag",
+        backend_kwargs={"shrink": True},
+    )
+    la.fit(loader())
+    before = la.looks.clone()
+    wrong = DataLoader(TensorDataset(images().float()), 4)
+    settings = OnlineSettings(initial_precision=7.0)
+    with pytest.raises(TypeError, match="dtype"):
+        la.fit_online(wrong, 1, settings=settings, progress_bar=False)
+    assert torch.equal(la.looks, before)
+    torch.testing.assert_close(la.backend.estimate(la.looks), la.H)
 
 
 def test_models_in_channels_last():

@@ -413,3 +413,66 @@ def test_bad_settings_are_explained(settings: dict, message: str):
 def test_nothing_learned_is_no_posterior():
     with pytest.raises(RuntimeError, match="Nothing was learned yet"):
         VariationalLaplace(net()).to_laplace()
+
+
+HIDDEN = {
+    "selu": F.selu,
+    "elu": lambda x: F.elu(x, alpha=0.5),
+    "abs": torch.abs,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp by a tensor": lambda x: x.clamp(torch.zeros(3)),
+    "clamp_min": lambda x: x.clamp_min(0),
+    "clamp_max": lambda x: x.clamp_max(0),
+    "hardtanh": F.hardtanh,
+    "relu6": F.relu6,
+    "maximum": lambda x: torch.maximum(x, -x),
+    "divided": lambda x: (1 + x.abs()) / 2,
+}
+
+
+class Called(nn.Linear):
+    """A layer whose forward calls a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__(2, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(super().forward(x))
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_all_functions_with_kinks_are_refused(name: str):
+    vl = VariationalLaplace(Called(HIDDEN[name]))
+    with pytest.raises(ValueError, match="as a function. Its second derivative"):
+        vl.loss(torch.randn(3, 2), torch.zeros(3).long(), 3)
+
+
+@pytest.mark.parametrize("function", [F.elu, F.celu, F.softsign, F.normalize, F.mish])
+def test_smooth_functions_are_not_refused(function: Callable[[Tensor], Tensor]):
+    vl = VariationalLaplace(Called(function))
+    assert vl.loss(torch.randn(3, 2), torch.zeros(3).long(), 3).isfinite()
+
+
+def test_a_state_tells_how_many_data_and_outputs_there_were():
+    x, y = torch.randn(6, 2), torch.arange(6) % 3
+    vl = VariationalLaplace(net())
+    vl.fit(DataLoader(TensorDataset(x, y), 3), 2)
+    again = VariationalLaplace(net())
+    again.load_state_dict(vl.state_dict())
+    la, other = vl.to_laplace(), again.to_laplace()
+    assert (other.n_data, other.n_outputs) == (la.n_data, la.n_outputs) == (6, 3)
+    assert torch.equal(other.H, la.H) and torch.equal(other.mean, la.mean)
+    assert torch.equal(other(x), la(x))
+
+
+def test_states_without_these_numbers_still_load():
+    vl = VariationalLaplace(net())
+    vl.terms(torch.randn(4, 2), torch.zeros(4).long(), 9)
+    state = {k: v for k, v in vl.state_dict().items() if "_extra_state" not in k}
+    again = VariationalLaplace(net())
+    again.load_state_dict(state, strict=True)
+    assert again.n_data == 0
+    nested = nn.Sequential(vl)
+    nested.load_state_dict({f"0.{k}": v for k, v in state.items()}, strict=True)
+    assert (vl.n_data, vl.n_outputs) == (9, 3)

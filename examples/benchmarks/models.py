@@ -23,28 +23,29 @@ def conv_stack(channels: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def mnist_autoencoder(n_pixels: int = 784) -> AutoEncoder:
+def mnist_autoencoder(n_pixels: int = 784, width: int = 512) -> AutoEncoder:
     """The paper's linear autoencoder for 28x28 images, 1,068,306 parameters.
 
     Args:
         n_pixels: Pixels of an image.
+        width: Of its first layer; the second one has half of it.
 
     Returns:
         The net, for flat images.
     """
     encoder = nn.Sequential(
-        nn.Linear(n_pixels, 512),
+        nn.Linear(n_pixels, width),
         nn.Tanh(),
-        nn.Linear(512, 256),
+        nn.Linear(width, width // 2),
         nn.Tanh(),
-        nn.Linear(256, 2),
+        nn.Linear(width // 2, 2),
     )
     decoder = nn.Sequential(
-        nn.Linear(2, 256),
+        nn.Linear(2, width // 2),
         nn.Tanh(),
-        nn.Linear(256, 512),
+        nn.Linear(width // 2, width),
         nn.Tanh(),
-        nn.Linear(512, n_pixels),
+        nn.Linear(width, n_pixels),
     )
     return AutoEncoder(encoder, decoder)
 

@@ -21,33 +21,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from measuring import write_json
-from torch import Tensor, nn
+from models import mnist_autoencoder
+from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lae_backpack import AutoEncoder, LaplaceAE
+from lae_backpack import LaplaceAE
 from lae_backpack.posterior import distributed
 
 RESULTS = Path(__file__).parent / "results"
 RANKS_ON_PAPER = 64
-
-
-def model(width: int) -> AutoEncoder:
-    """The autoencoder of the MNIST experiments.
-
-    Args:
-        width: Of its first layer.
-
-    Returns:
-        The model.
-    """
-    encoder = nn.Sequential(
-        nn.Linear(784, width), nn.Tanh(), nn.Linear(width, width // 2), nn.Tanh()
-    ).append(nn.Linear(width // 2, 2))
-    decoder = nn.Sequential(
-        nn.Linear(2, width // 2), nn.Tanh(), nn.Linear(width // 2, width), nn.Tanh()
-    ).append(nn.Linear(width, 784))
-    return AutoEncoder(encoder, decoder)
 
 
 class TalkingTime:
@@ -72,7 +55,10 @@ def _work(rank: int, n: int, port: int, args: Any, rows: Any) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=n)
     talking = TalkingTime()
     torch.manual_seed(args.seed)
-    x, la = torch.rand(args.samples, 784), LaplaceAE(model(args.width))
+    x, la = (
+        torch.rand(args.samples, 784),
+        LaplaceAE(mnist_autoencoder(width=args.width)),
+    )
     sampler: DistributedSampler[Tensor] = DistributedSampler(x, shuffle=False)  # pyright: ignore
     batch = max(1, args.batch // n)  # of all ranks together: the same for any number
     loader = DataLoader(x, batch, sampler=sampler)  # pyright: ignore
@@ -151,7 +137,8 @@ def main() -> None:
             f"{row['work']:11} {row['ranks']:5} {row['seconds']:8.3f} "
             f"{row['speed_up']:8.2f}x {row['communication_share']:13.0%}"
         )
-    n_params = sum(p.numel() for p in model(args.width).parameters())
+    net = mnist_autoencoder(width=args.width)
+    n_params = sum(p.numel() for p in net.parameters())
     one = next(r for r in rows if r["work"] == "fit_online")
     step = one["seconds"] / -(-args.samples // args.batch)
     links = {"10 Gbit/s, 50 us": (1.25e9, 5e-5), "100 Gbit/s, 5 us": (1.25e10, 5e-6)}

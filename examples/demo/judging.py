@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from demo_data import DemoImages
@@ -16,6 +18,9 @@ from lae_backpack.downstream.ood import (
     mean_log_likelihood,
     outlier_scores,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from scores import rank_correlation  # noqa: E402
 
 SCORES = {
     "log_likelihood": "log-likelihood",
@@ -145,20 +150,6 @@ def judge(
         cover_scaled=coverage(mean, scale * variance, test, [LEVEL]).item(),
         scale=scale,
     ), evidence
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation, for numbers without many ties.
-
-    Args:
-        a: Numbers.
-        b: As many numbers.
-
-    Returns:
-        The correlation of their ranks.
-    """
-    ranks = [v.flatten().argsort().argsort().double() for v in (a, b)]
-    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
 
 
 def _error_of_pca(images: DemoImages, n_components: int) -> float:

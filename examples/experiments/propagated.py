@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from comparing import (
     auroc,
     fashion_autoencoder,
     mnist_autoencoder,
+    rank_correlation,
     small_digits,
     write_json,
 )
@@ -98,7 +100,7 @@ def train(model: nn.Module, x: Tensor, n_steps: int, label: str) -> None:
         schedule.step()
 
 
-def rank_correlation(one: Tensor, other: Tensor) -> float:
+def correlation_of_rows(one: Tensor, other: Tensor) -> float:
     """Spearman's correlation, averaged over rows.
 
     Args:
@@ -108,11 +110,7 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
     Returns:
         The mean of the rows' correlations.
     """
-    rows = [
-        torch.corrcoef(torch.stack([a, b]).argsort(1).argsort(1).double())[0, 1]
-        for a, b in zip(one, other, strict=True)
-    ]
-    return torch.stack(rows).mean().item()
+    return statistics.fmean(map(rank_correlation, one, other))
 
 
 def agreement(found: Tensor, true: Tensor, n_test: int) -> dict[str, float]:
@@ -129,12 +127,12 @@ def agreement(found: Tensor, true: Tensor, n_test: int) -> dict[str, float]:
     found, true = found.flatten(1), true.flatten(1)
     a, b = found[:n_test], true[:n_test]
     return {
-        "per image": rank_correlation(a.sum(1)[None], b.sum(1)[None]),
-        "per image, with outliers": rank_correlation(
+        "per image": correlation_of_rows(a.sum(1)[None], b.sum(1)[None]),
+        "per image, with outliers": correlation_of_rows(
             found.sum(1)[None], true.sum(1)[None]
         ),
-        "per pixel within an image": rank_correlation(a, b),
-        "all pixels": rank_correlation(a.reshape(1, -1), b.reshape(1, -1)),
+        "per pixel within an image": correlation_of_rows(a, b),
+        "all pixels": correlation_of_rows(a.reshape(1, -1), b.reshape(1, -1)),
         "ratio of sums": (a.sum() / b.sum()).item(),
     }
 
@@ -189,7 +187,7 @@ def compare(
         "against": {
             kind: {
                 **agreement(outputs["propagated"], outputs[kind], count),
-                "latent, per image": rank_correlation(
+                "latent, per image": correlation_of_rows(
                     codes["propagated"][:count].sum(1)[None],
                     codes[kind][:count].sum(1)[None],
                 ),

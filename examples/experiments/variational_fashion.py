@@ -34,8 +34,8 @@ from lae_backpack.variational import VariationalLaplace
 
 RESULTS = Path(__file__).parent / "results"
 Data = tuple[Tensor, Tensor]
-AT_BETA = 10.0  # the multiplier while beta varies
-AT_MULTIPLIER = 0.1  # beta while the multiplier varies
+AT_MULTIPLIER = 10.0  # while beta varies
+AT_BETA = 0.1  # while the multiplier varies
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def draw_scores(rows: list[dict[str, Any]], path: Path) -> None:
         path: Where to.
     """
     studies = {
-        "beta": [row for row in rows if row["multiplier"] == AT_BETA],
-        "multiplier": [row for row in rows if row["beta"] == AT_MULTIPLIER],
+        "beta": [row for row in rows if row["multiplier"] == AT_MULTIPLIER],
+        "multiplier": [row for row in rows if row["beta"] == AT_BETA],
     }
     measures = ("nll", "accuracy", "ece")
     figure, axes = plt.subplots(
@@ -211,11 +211,9 @@ def planned(plan: Plan) -> list[tuple[str, float, float]]:
     Returns:
         Way, beta and multiplier of each.
     """
-    runs = [(way, beta, AT_BETA) for beta in plan.betas for way in WAYS]
+    runs = [(way, beta, AT_MULTIPLIER) for beta in plan.betas for way in WAYS]
     uncertain = [way for way in WAYS if way != "MAP"]
-    return runs + [
-        (way, AT_MULTIPLIER, m) for m in plan.multipliers for way in uncertain
-    ]
+    return runs + [(way, AT_BETA, m) for m in plan.multipliers for way in uncertain]
 
 
 def main() -> None:

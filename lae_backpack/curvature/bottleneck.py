@@ -16,7 +16,7 @@ from lae_backpack.curvature.covariance import Covariance, Source, pivoted_root
 from lae_backpack.curvature.policy import APPROX, DensePolicy
 from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import Dense, Diag, features, unit_columns
-from lae_backpack.curvature.recorder import Record, Recorder
+from lae_backpack.curvature.recorder import Record, Recorder, last_uses
 
 Arrived = dict[int, Diag | Dense]  # M at each tensor, by the tensor's key
 Travel = tuple[Arrived, DensePolicy]
@@ -68,8 +68,8 @@ def exact_bottleneck(
     hessian, limit = seeded[0] if seeded else (None, 0)
     if not isinstance(hessian, Diag):
         return None
-    cut = _narrowest_cut(recorder, id(output))
-    if cut is None or features(cut.x) > min(limit, features(output) - 1):
+    cut = narrow_code(recorder, output, limit)
+    if cut is None:
         return None
     before, after = recorder.records[: cut.start], recorder.records[cut.start :]
     makers = [record for record in before if record.output_key == cut.key]
@@ -81,7 +81,7 @@ def exact_bottleneck(
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """A tensor without which nothing that comes after can be computed."""
 
     start: int  # the first call after it
@@ -89,7 +89,24 @@ class _Cut:
     x: Tensor
 
 
-def _narrowest_cut(recorder: Recorder, output_key: int) -> _Cut | None:
+def narrow_code(recorder: Recorder, output: Tensor, limit: int) -> Cut | None:
+    """The narrowest tensor that all outputs depend on, if it is narrow.
+
+    Args:
+        recorder: Has listened to a forward pass.
+        output: The model's output.
+        limit: The most features that are narrow.
+
+    Returns:
+        The tensor, unless the output itself is as narrow.
+    """
+    cut = _narrowest_cut(recorder, id(output))
+    if cut is None or features(cut.x) > min(limit, features(output) - 1):
+        return None
+    return cut
+
+
+def _narrowest_cut(recorder: Recorder, output_key: int) -> Cut | None:
     """Go backwards, and look where a single tensor is all that is needed."""
     needed, narrowest = {output_key}, None
     for start in reversed(range(len(recorder.records))):
@@ -101,18 +118,22 @@ def _narrowest_cut(recorder: Recorder, output_key: int) -> _Cut | None:
         for key, x in zip(record.input_keys, record.call.inputs, strict=True):
             narrow = narrowest is None or features(x) < features(narrowest.x)
             if key in needed and narrow:
-                narrowest = _Cut(start, key, x)
+                narrowest = Cut(start, key, x)
     return narrowest
 
 
-def _jacobian(cut: _Cut, records: Sequence[Record], output_key: int) -> Tensor:
+def _jacobian(cut: Cut, records: Sequence[Record], output_key: int) -> Tensor:
     """How the output depends on a tensor, in columns.  # [F, N, *out]."""
     source = Source()
     columns = unit_columns(cut.x).expand(-1, len(cut.x), *cut.x.shape[1:])
     arrived = {cut.key: Covariance({source: columns})}
-    for record in records:
+    last = last_uses(records, output_key)
+    for step, record in enumerate(records):
         inputs = [arrived.get(key, Covariance()) for key in record.input_keys]
         pushed = record.rule.push(record.call, inputs, {}, APPROX)
+        for key in record.input_keys:
+            if last[key] == step:  # no later call needs these columns
+                arrived.pop(key, None)
         arrived[record.output_key] = pushed
     return arrived[output_key].columns[source]
 

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from lae_backpack.curvature.bottleneck import narrow_code
+from lae_backpack.curvature.probe import Probe
 from lae_backpack.curvature.quantities import features
 from lae_backpack.curvature.recorder import Recorder
 
 # Of a layer at work, in numbers at its output and input: what arrives, what leaves, and
 # what is made on the way. Measured on whole nets, with room to spare.
-COPIES_OF_DIAGONALS = 5
+COPIES_OF_DIAGONALS = 6
 COPIES_OF_COLUMNS = 5
 
 
@@ -27,6 +29,7 @@ class Footprint:
         carried: The features of each tensor that may carry a matrix.
         n_outputs: The features of the model's output.
         itemsize: The bytes of a number.
+        code: The features of a code so narrow that probes are exact before it, or 0.
     """
 
     held: int
@@ -34,6 +37,7 @@ class Footprint:
     carried: frozenset[int]
     n_outputs: int
     itemsize: int
+    code: int = 0
 
     def bytes_per_sample(self, max_dense_dim: int | None, n_probes: int = 0) -> int:
         """The most that is there at one time while M travels backwards.
@@ -46,6 +50,9 @@ class Footprint:
             An estimate for one sample.
         """
         dense = set(self.limits(max_dense_dim))
+        # As many columns as the code has features go forwards from it, and others
+        # backwards: those are never there together with the probes.
+        n_probes = max(n_probes, self.code) if n_probes else 0
         n_columns = self.n_outputs if self.n_outputs in dense else 0
         at_work = 0
         for n_out, n_in in reversed(self.widths):
@@ -94,6 +101,7 @@ def footprint(model: Module, x: Tensor) -> Footprint:
         [features(t) for t in record.call.inputs if isinstance(t, Tensor)]
         for record in recorder.records
     ]
+    code = narrow_code(recorder, output, Probe.max_code)
     return Footprint(
         held=sum(storage.nbytes() for storage in storages.values()),
         widths=tuple(
@@ -103,6 +111,7 @@ def footprint(model: Module, x: Tensor) -> Footprint:
         carried=frozenset([features(output), *_carried(recorder)]),
         n_outputs=features(output),
         itemsize=max(output.dtype.itemsize, 4),
+        code=0 if code is None else features(code.x),
     )
 
 

@@ -14,7 +14,7 @@ from lae_backpack.curvature.allocator import keep_freed_memory
 from lae_backpack.curvature.covariance import Covariance
 from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.quantities import features
-from lae_backpack.curvature.recorder import Record, Recorder
+from lae_backpack.curvature.recorder import Record, Recorder, last_uses
 from lae_backpack.curvature.sweep import require_rules_for_all_parameters
 
 # With so many columns at most a covariance leaves the tensors where it is dense: what
@@ -53,7 +53,7 @@ def propagate(
     names = recorder.parameter_names()
     require_rules_for_all_parameters(model, x, set(names))
     by_param = {p: variances[n] for p, n in names.items() if n in variances}
-    way = _Way(policy, _last_uses(recorder.records, id(output)))
+    way = _Way(policy, last_uses(recorder.records, id(output)))
     records = deque(recorder.records)
     recorder.records.clear()
     for step in range(len(records)):
@@ -67,12 +67,6 @@ def propagate(
         recorder.forget(record)
     arrived = way.arrived.get(id(output), Covariance())
     return output, arrived.variance(output)
-
-
-def _last_uses(records: list[Record], output: int) -> dict[int, int]:
-    """When each tensor is used for the last time."""
-    last = {key: step for step, r in enumerate(records) for key in r.input_keys}
-    return last | {output: len(records)}
 
 
 @dataclass

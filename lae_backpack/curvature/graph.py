@@ -42,9 +42,18 @@ def _is_leaf(node: Node) -> bool:
     return node.name() == "torch::autograd::AccumulateGrad"
 
 
-def _nodes_below(
+def nodes_below(
     root: Node | None, stop: Callable[[Node], bool] = lambda node: False
 ) -> list[Node]:
+    """All operations that one depends on, and itself.
+
+    Args:
+        root: The operation; ``None`` for what nothing has made.
+        stop: Where not to go on, those operations left out.
+
+    Returns:
+        The operations, the nearest ones first.
+    """
     nodes = [] if root is None else [root]
     seen = set(nodes)
     for node in nodes:  # grows while it is read
@@ -65,7 +74,7 @@ def made_by_modules(output: Tensor) -> set[Origin]:
         What lies right behind hooks; in a net of modules only, each module's result.
     """
     made = {origin(output)}
-    for node in _nodes_below(output.grad_fn):
+    for node in nodes_below(output.grad_fn):
         if _is_hook(node):
             made |= {_behind_hooks(*edge) for edge in node.next_functions}
     return {found for found in made if found is not None}
@@ -80,7 +89,7 @@ def parameters_below(output: Tensor) -> set[Parameter]:
     Returns:
         The parameters.
     """
-    return _parameters(_nodes_below(output.grad_fn))
+    return _parameters(nodes_below(output.grad_fn))
 
 
 def parameters_behind(place: Origin) -> set[Parameter]:
@@ -92,7 +101,7 @@ def parameters_behind(place: Origin) -> set[Parameter]:
     Returns:
         The parameters.
     """
-    return _parameters(_nodes_below(place[0]))
+    return _parameters(nodes_below(place[0]))
 
 
 def parameters_read(place: Origin) -> set[Parameter]:
@@ -104,7 +113,7 @@ def parameters_read(place: Origin) -> set[Parameter]:
     Returns:
         What is behind it before the next module's hook.
     """
-    return _parameters(_nodes_below(place[0], _is_hook))
+    return _parameters(nodes_below(place[0], _is_hook))
 
 
 def _parameters(nodes: list[Node]) -> set[Parameter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -234,6 +234,20 @@ class Recorder:
             self.trainable.add(id(output))
         if isinstance(output, Tensor):
             self._made[id(output)] = output, output._version
+
+
+def last_uses(records: Sequence[Record], output: int) -> dict[int, int]:
+    """When each tensor is used for the last time.
+
+    Args:
+        records: The calls in order.
+        output: The key of what is wanted in the end.
+
+    Returns:
+        The number of the call by the tensor's key; the output is used after all calls.
+    """
+    last = {key: step for step, r in enumerate(records) for key in r.input_keys}
+    return last | {output: len(records)}
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -13,18 +13,12 @@ from lae_backpack.datasets.folder import read_folder, read_folder_labels, subfol
 from lae_backpack.datasets.idx import read_idx
 from lae_backpack.datasets.npz import read_npz_images, read_npz_labels
 from lae_backpack.datasets.pixels import as_images
+from lae_backpack.datasets.published import NAMES, from_torchvision
 from lae_backpack.datasets.published import download as download_with_torchvision
-from lae_backpack.datasets.published import from_torchvision
 
 Split = Literal["train", "test"]
 VARIABLE = "LAE_DATA"
 PREFIXES = {"train": "train", "test": "t10k"}
-# Where torchvision puts what it has downloaded.
-TORCHVISION = {
-    "mnist": "MNIST/raw",
-    "fashion-mnist": "FashionMNIST/raw",
-    "kmnist": "KMNIST/raw",
-}
 
 
 def load_images(
@@ -132,8 +126,8 @@ def _places(
         return read_folder_labels(path, sorted(classes))
 
     folders = [root / name]
-    if name in TORCHVISION:
-        folders.append(root / TORCHVISION[name])
+    if name in NAMES and name.endswith("mnist"):  # so does torchvision store them
+        folders.append(root / NAMES[name] / "raw")
     file = f"{PREFIXES[split]}-{kind}"
     places: dict[Path, Callable[[Path], Tensor]] = {
         place / (file + end): idx for place in folders for end in (".gz", "")

@@ -44,7 +44,7 @@ def read_npz_labels(path: str | Path, split: str) -> Tensor:
         The classes.  # [N]
 
     Raises:
-        DataFileError: If they are no whole numbers, or not one for each image.
+        DataFileError: If they are no whole numbers of shape [N] or [N, 1].
     """
     path = Path(path)
     labels = _array(path, LABEL_KEYS, split)

@@ -111,6 +111,36 @@ def detection(inside: Tensor, outside: Tensor) -> Detection:
 
     Returns:
         The usual figures.
+    """
+    ranks, target = _ranked(inside, outside)
+    false, true = roc(inside, outside)
+    return Detection(
+        auroc=float(binary_auroc(ranks, target)),
+        auprc=float(binary_average_precision(ranks, target)),
+        fpr80=_least_false_rate(false, true, 0.80),
+        fpr95=_least_false_rate(false, true, 0.95),
+    )
+
+
+def roc(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """How many are taken for outliers, by all thresholds from the highest down.
+
+    Args:
+        inside: Scores of images that are no outliers.  # [N]
+        outside: Scores of outliers; higher is more outlying.  # [M]
+
+    Returns:
+        False and true positive rates.  # [T] each
+    """
+    false, true, _ = binary_roc(*_ranked(inside, outside))
+    return false, true
+
+
+def _ranked(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring scores into a form that torchmetrics leaves alone.
+
+    Returns:
+        Ranks of all scores in [0, 1], and which are outliers'.
 
     Raises:
         ValueError: If there are no scores, or some are no numbers.
@@ -126,13 +156,7 @@ def detection(inside: Tensor, outside: Tensor) -> Detection:
     ranks = torch.cat((inside, outside)).unique(return_inverse=True)[1].double()
     ranks = ranks / ranks.max().clamp_min(1)
     target = (torch.arange(len(ranks), device=ranks.device) >= len(inside)).long()
-    false, true, _ = binary_roc(ranks, target)
-    return Detection(
-        auroc=float(binary_auroc(ranks, target)),
-        auprc=float(binary_average_precision(ranks, target)),
-        fpr80=_least_false_rate(false, true, 0.80),
-        fpr95=_least_false_rate(false, true, 0.95),
-    )
+    return ranks, target
 
 
 def _least_false_rate(false: Tensor, true: Tensor, level: float) -> float:

@@ -113,9 +113,7 @@ class Checkpoints(LightningModule):
             raise CheckpointError(f"{NAME} has no 'state_dict'. Give another one.")
         model = {key.removeprefix("model."): w for key, w in weights.items()}
         loaded = {**state, "model": model}
-        # One that was fitted post hoc, and then saved, has looks by itself.
-        post_hoc = not self._resumes and state.get("looks") is not None
-        la.choose_structure(post_hoc=post_hoc)
+        la.choose_structure(post_hoc=False)
         own = self._posterior_state()
         if own["looks"] is None:
             del own["looks"]

@@ -206,16 +206,17 @@ class LaplaceAE(OnlineTraining, Reconstructions, EngineDiagLaplace):
         """Maximise the evidence over the noise, starting at the residuals'.
 
         The maximum has ``squared error / variance = numbers - effective parameters``
-        (MacKay). The left side falls with the variance and the right side rises, so
-        there is one, and it is never below the residuals' variance.
+        (MacKay), with the error divided by the temperature. The left side falls with
+        the variance and the right side rises, so there is one, and it is never below
+        the residuals' variance, divided likewise.
         """
 
         def is_below_the_maximum(variance: Tensor) -> bool:
             self.sigma_noise = variance.sqrt()
             free = self.n_data * self.n_outputs - effective_parameters(self)
-            return bool(2 * self.loss / variance > free)
+            return bool(2 * self.loss / (self.temperature * variance) > free)
 
-        lower = torch.as_tensor(self.sigma_noise).square()
+        lower = torch.as_tensor(self.sigma_noise).square() / self.temperature
         upper = 2 * lower
         while is_below_the_maximum(upper):
             lower, upper = upper, 2 * upper

@@ -131,14 +131,13 @@ class EngineCurvature(CurvatureInterface):
             The loss.
         """
         seen = self.sweep(self.model, x, y)
-        self.add_rows(looks, seen.rows, list(self.params_dict), self.factor)
+        self.add_rows(looks, seen.rows, self.factor)
         return self.factor * seen.loss.to(looks.dtype)
 
     def add_rows(
         self,
         looks: Tensor,
         rows: list[dict[str, Tensor]],
-        names: Sequence[str],
         weight: float,
     ) -> None:
         """Add what was seen to a sum.
@@ -146,12 +145,11 @@ class EngineCurvature(CurvatureInterface):
         Args:
             looks: The sum, which is changed.  # [R, P]
             rows: What was seen.
-            names: The parameters' names in their order.
             weight: How much it counts.
         """
         sizes = [param.numel() for param in self.params_dict.values()]
         for sums, seen in zip(looks, rows, strict=True):
-            for name, part in zip(names, sums.split(sizes), strict=True):
+            for name, part in zip(self.params_dict, sums.split(sizes), strict=True):
                 if name in seen:  # the model may not use it
                     part.add_(seen[name].flatten(), alpha=weight)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn import Module
+
+from lae_backpack.curvature.graph import nodes_below
 
 # Straight lines with kinks: the second derivative is zero wherever it exists.
 KINKED: tuple[type[Module], ...] = (
@@ -31,6 +36,12 @@ KINKED_NODES = (
     "HardshrinkBackward",
     "SoftshrinkBackward",
     "ThresholdBackward",
+    "AbsBackward",
+    "ClampBackward",
+    "ClampMinBackward",
+    "ClampMaxBackward",
+    "MaximumBackward",
+    "MinimumBackward",
 )
 
 
@@ -63,21 +74,40 @@ def require_smooth_graph(output: Tensor) -> None:
     Raises:
         ValueError: If there is one.
     """
-    seen, waiting = set(), [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        name = node.name().rstrip("0123456789")
-        if name in KINKED_NODES:
-            function = name.removesuffix("Backward")
+    nodes = nodes_below(output.grad_fn)
+    harmless = {inner for node in nodes for inner in _of_softsign(node)}
+    for node in nodes:
+        if node not in harmless and _is_kinked(node):
+            function = _name(node).removesuffix("Backward")
             raise ValueError(
                 f"The model's forward calls {function} as a function. Its second "
                 "derivative is zero or infinite; Variational Laplace learns from it. "
                 "Replace it: torch.nn.functional.softplus(x)"
             )
-        waiting += [parent for parent, _ in node.next_functions]
+
+
+def _name(node: Node | None) -> str:
+    return "" if node is None else node.name().rstrip("0123456789")
+
+
+def _is_kinked(node: Any) -> bool:
+    if _name(node) == "EluBackward":  # SELU, too
+        return node._saved_alpha * node._saved_input_scale != 1
+    if _name(node) == "ClampMinBackward":  # after a norm it guards a division
+        return not _name(node.next_functions[0][0]).endswith("NormBackward")
+    return _name(node) in KINKED_NODES
+
+
+def _of_softsign(node: Any) -> list[Any]:
+    """The absolute value in ``x / (1 + |x|)``, whose kink cancels."""
+    if _name(node) != "DivBackward":
+        return []
+    above, (below, _) = node.next_functions
+    if _name(below) != "AddBackward":
+        return []
+    inner = below.next_functions[0][0]
+    kinked = _name(inner) == "AbsBackward"
+    return [inner] if kinked and inner.next_functions[0] == above else []
 
 
 def _path(name: str) -> str:

@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from tqdm import tqdm
+from typing_extensions import override
 
 from lae_backpack.posterior.batches import require_sized
 from lae_backpack.posterior.choices import require_at_least_one, require_one_of
@@ -25,6 +26,7 @@ from lae_backpack.variational.objective import (
     fisher_penalty,
     hessian_penalty,
 )
+from lae_backpack.variational.prior import default_scale
 
 CURVATURES = ("fisher", "hessian")
 BELOW_THE_PRIOR = 3.0  # where log-sigma starts
@@ -87,7 +89,7 @@ class VariationalLaplace(nn.Module):
         self.penalty_samples = penalty_samples
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         scales = [
-            torch.full_like(p, prior_scale or _scale_of(model, name)).detach()
+            torch.full_like(p, prior_scale or default_scale(model, name)).detach()
             for name, p in named
         ]
         self.log_sigmas = nn.ParameterList(s.log() - BELOW_THE_PRIOR for s in scales)
@@ -95,6 +97,20 @@ class VariationalLaplace(nn.Module):
             self.register_buffer(f"prior_scale_{number}", scale)
         self.n_data = self.n_outputs = 0
         self._is_checked = False
+
+    @override
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.n_data, self.n_outputs])
+
+    @override
+    def set_extra_state(self, state: Tensor) -> None:
+        self.n_data, self.n_outputs = state.tolist()
+
+    @override
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # Older states lack it; what is known stays.
+        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def means(self) -> list[Tensor]:
@@ -277,14 +293,3 @@ class VariationalLaplace(nn.Module):
                 "Nothing was learned yet. Call fit, or terms with a batch, first."
             )
         return as_laplace(self, loader)
-
-
-def _scale_of(model: Module, name: str) -> float:
-    """``1 / sqrt(fan_in)`` of a tensor's layer; a bias has that of its weight."""
-    place, _, own = name.rpartition(".")
-    module = model.get_submodule(place)
-    weight = getattr(module, "weight", None)
-    tensor = weight if isinstance(weight, Tensor) and weight.dim() > 1 else None
-    if tensor is None:
-        tensor = getattr(module, own)
-    return tensor[0].numel() ** -0.5 if tensor.dim() > 1 else 1.0

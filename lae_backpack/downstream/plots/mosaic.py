@@ -114,20 +114,19 @@ def grey(picture: Tensor) -> dict[str, Any]:
     return {} if picture.dim() == 3 else {"cmap": "gray", "vmin": 0, "vmax": 1}
 
 
-def seen_only(picture: Tensor, observed: Tensor, shade: float = 0.5) -> Tensor:
+def seen_only(picture: Tensor, observed: Tensor) -> Tensor:
     """A picture with a chequered pattern where it is hidden.
 
     Args:
         picture: The pixels.  # [H, W] or [H, W, 3]
         observed: Where they are seen.  # shaped like picture
-        shade: The pattern's brightness.
 
     Returns:
         Pixels.  # shaped like picture
     """
     height, width = picture.shape[:2]
     rows, columns = torch.arange(height)[:, None], torch.arange(width)[None]
-    pattern = shade + 0.12 * ((rows + columns) % 2 * 2.0 - 1)
+    pattern = 0.5 + 0.12 * ((rows + columns) % 2 * 2.0 - 1)
     if picture.dim() == 3:
         pattern = pattern[..., None]
     return torch.where(observed, picture, pattern.expand_as(picture))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lae_backpack.downstream import calibration
-from lae_backpack.downstream.ood import detection
+from lae_backpack.downstream.ood import detection, roc
 from lae_backpack.downstream.plots.drawing import axes
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ def roc_curves(
     ax = axes(ax)
     for number, name in enumerate(inside):
         colour, line = LINES[number % len(LINES)]
-        false, true = _rates(inside[name], outside[name])
+        false, true = roc(inside[name], outside[name])
         auroc = detection(inside[name], outside[name]).auroc
         ax.plot(
-            false.numpy(),
-            true.numpy(),
+            false.cpu().numpy(),
+            true.cpu().numpy(),
             color=colour,
             linestyle=line,
             linewidth=2,
@@ -163,15 +163,3 @@ def variance_against_error(
     ax.set(xlabel="predicted variance", ylabel="mean squared error")
     ax.legend(frameon=False)
     return ax
-
-
-def _rates(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """False and true positive rates at every threshold, from the highest down."""
-    inside, outside = inside.detach().cpu(), outside.detach().cpu()
-    thresholds = torch.cat([inside, outside]).unique()
-
-    def share_from(scores: Tensor) -> Tensor:
-        below = torch.searchsorted(scores.sort().values, thresholds)
-        return torch.cat([(1 - below / len(scores)), torch.zeros(1)]).flip(0)
-
-    return share_from(inside), share_from(outside)

@@ -77,7 +77,7 @@ def _newton(
     model: LinearModel, deviation: Tensor, tolerance: float, max_steps: int
 ) -> Tensor:
     """Newton's method, with steps that are cut where they overshoot."""
-    value, gradient, _ = model.objective(deviation)
+    value, gradient = model.objective(deviation)
     rounding = 10 * torch.finfo(value.dtype).eps
     for _ in range(QUADRATIC_STEPS if model.is_quadratic else NEWTON_STEPS):
         size = float(_size(model, gradient))
@@ -103,7 +103,7 @@ def _newton(
             found = model.objective(deviation + length * step)
         gained = float(value - found[0])
         deviation = deviation + length * step
-        value, gradient, _ = found
+        value, gradient = found
         if gained <= rounding * float(value.abs()):
             break
     return deviation
@@ -118,7 +118,7 @@ def _adam(
     optimizer = torch.optim.Adam([point], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max_steps)
     for _ in range(max_steps):
-        _, gradient, _ = model.objective(point * units)
+        _, gradient = model.objective(point * units)
         if _size(model, gradient) <= tolerance:
             break
         point.grad = gradient * units

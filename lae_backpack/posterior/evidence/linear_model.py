@@ -74,21 +74,20 @@ class LinearModel:
         return total, gradient
 
     @torch.no_grad()
-    def objective(self, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def objective(self, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """What the optimum of the linear model minimises.
 
         Args:
             deviation: Weights minus the network's.  # [P]
 
         Returns:
-            Minus the log joint density up to a constant, its gradient, and the loss
-            without prior.  # [], [P], []
+            Minus the log joint density up to a constant, and its gradient.  # [], [P]
         """
         loss, gradient = self.loss_and_gradient(deviation)
         factor, prior = self.la._H_factor, self.la.prior_precision_diag
         from_prior = self.start + deviation - self.la.prior_mean
         value = factor * loss + 0.5 * (prior * from_prior.square()).sum()
-        return value, factor * gradient + prior * from_prior, loss
+        return value, factor * gradient + prior * from_prior
 
     @torch.no_grad()
     def curvature_times(self, deviation: Tensor, vector: Tensor) -> Tensor:

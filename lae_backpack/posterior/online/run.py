@@ -64,12 +64,12 @@ class OnlineRun:
     batches_done: int = 0  # of the present epoch
     epoch_start: States = field(default_factory=dict)
     best: dict[str, Any] | None = None
-    before: tuple[Any, Any] | None = None  # precision and noise
+    before: tuple[Any, Any, Any] | None = None  # precision, its looks, and noise
 
     def start(self) -> None:
         """Set noise and precision to what training starts from."""
         la, initial = self.la, self.settings.initial_precision
-        self.before = la.H, la.sigma_noise
+        self.before = la.H, la._looks, la.sigma_noise
         if la.noise_from_residuals:
             la.sigma_noise = 1.0
         if initial is not None:
@@ -79,7 +79,7 @@ class OnlineRun:
     def undo_start_without_steps(self) -> None:
         """Take noise and precision back, if there is nothing to show for it."""
         if self.before is not None and not self.history.losses:
-            self.la.H, self.la.sigma_noise = self.before
+            self.la.H, self.la._looks, self.la.sigma_noise = self.before
 
     def run(self) -> History:
         """Train to the end.

@@ -200,7 +200,7 @@ class EMStep:
         torch.mul(self._looks, decay, out=self._spare)
         for look in looks:
             weight = self._settings.gain / share
-            self._la.backend.add_rows(self._spare, look, self._names, weight)
+            self._la.backend.add_rows(self._spare, look, weight)
         return self._spare
 
     def _spare_parts(self) -> tuple[Tensor, ...]:
