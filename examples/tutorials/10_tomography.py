@@ -31,7 +31,8 @@ from radon import SmallUNet, radon_matrix
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 
-pixels = torch.tensor(load_digits().images[3])[None, None] / 16
+digits, _ = load_digits(return_X_y=True)
+pixels = torch.tensor(digits[3]).reshape(1, 1, 8, 8) / 16
 pixels = F.interpolate(pixels, size=(24, 24), mode="bilinear").clamp_min(0)
 truth = F.pad(pixels, (2, 2, 2, 2)).flatten()
 matrix = radon_matrix(28, n_angles=20)

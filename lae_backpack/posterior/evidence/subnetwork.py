@@ -61,8 +61,6 @@ def subnetwork_laplace(
 
     Raises:
         TypeError: If pixels are Bernoulli, which laplace-torch does not know.
-        ValueError: If the outputs are images, for which laplace-torch's subnetworks
-            have no Jacobian.
     """
     if isinstance(la, Reconstructions):
         if la.bernoulli:
@@ -102,6 +100,11 @@ def subnetwork_laplace(
 
 @torch.no_grad()
 def _require_vectors(la: ParametricLaplace, loader: Iterable[Any]) -> None:
+    """Refuse images, for which laplace-torch's subnetworks have no Jacobian.
+
+    Raises:
+        ValueError: If the model's outputs are no vectors.
+    """
     first = next(iter(loader))
     with evaluating(la.model):
         shape = la.model(images_of(first)[:1].to(la._device)).shape
