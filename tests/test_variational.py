@@ -272,9 +272,9 @@ def test_starts_three_below_the_priors_log_scale():
     vl = VariationalLaplace(net(), prior_scale=0.7)
     assert sigmas(vl).log().sub(math.log(0.7) - 3).abs().max() < 1e-12
     by_fan_in = VariationalLaplace(net())
-    assert float(by_fan_in.prior_scales[0][0, 0]) == pytest.approx(2**-0.5)
-    assert float(by_fan_in.prior_scales[1][0]) == pytest.approx(2**-0.5)
-    assert float(by_fan_in.prior_scales[2][0, 0]) == pytest.approx(0.5)
+    assert float(by_fan_in.prior_scales[0]) == pytest.approx(2**-0.5)
+    assert float(by_fan_in.prior_scales[1]) == pytest.approx(2**-0.5)
+    assert float(by_fan_in.prior_scales[2]) == pytest.approx(0.5)
     rates = [group["lr"] for group in vl.parameter_groups(0.1, multiplier=30)]
     assert rates == pytest.approx([0.1, 3.0])
 

@@ -1,15 +1,19 @@
 """The experiments on Variational Laplace and the evidence run."""
 
+import inspect
 import json
 import math
 import runpy
+import statistics
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from radon import radon_matrix
 from variational_baselines import WAYS, PointEstimate, SampledWeights, softplus_cnn
+from variational_fashion import Plan, planned
 
 from lae_backpack.variational import VariationalLaplace
 
@@ -80,3 +84,59 @@ def test_baselines_have_the_objectives_they_are_named_for():
         for m, s in zip(point.means, point.prior_scales, strict=True)
     )
     torch.testing.assert_close(point.terms(x, y, 10).kl, -0.5 * logs / 10)
+
+
+# What was measured ------------------------------------------------------------------
+
+
+def rows_of(name: str) -> list[dict]:
+    return json.loads((EXPERIMENTS / "results" / f"{name}.json").read_text())["rows"]
+
+
+def test_both_recommendations_beat_the_plain_evidence_on_every_net():
+    rows = rows_of("evidence_normalised")
+    seeds = {row["seed"] for row in rows}
+    assert len(seeds) == 5
+    found = {(row["seed"], row["evidence"], row["prior"]): row for row in rows}
+    for seed in seeds:
+        plain = found[seed, "network", "one"]
+        both = found[seed, "linear optimum", "groups"]
+        for place in ("inside", "gap"):
+            assert both[place] > plain[place]
+
+
+def test_every_way_to_prior_and_noise_was_measured_on_autoencoders():
+    rows = rows_of("evidence_autoencoder")
+    seeds = {row["seed"] for row in rows}
+    assert len(seeds) == 3
+    ways = {row["way"] for row in rows}
+    assert {"marglik", "gridsearch", "MacKay", "linear optimum"} <= ways
+    assert {(row["seed"], row["way"]) for row in rows} == set(product(seeds, ways))
+    means = {
+        way: statistics.mean(row["log_density"] for row in rows if row["way"] == way)
+        for way in ways
+    }
+    best = max(means, key=lambda way: means[way])
+    assert best == "gridsearch"  # what docs/gotchas.md recommends
+
+
+def test_reconstructions_were_judged_on_strokes_too():
+    rows = rows_of("tomography")
+    assert {row["way"] for row in rows} == {"linearised", "MC dropout"}
+    assert len({row["image"] for row in rows}) == 10
+    assert all(0 <= row["coverage_of_strokes"] <= 1 for row in rows)
+
+
+def test_variational_laplace_costs_less_than_the_papers():
+    file = EXPERIMENTS / "results" / "variational_cost.json"
+    found = json.loads(file.read_text())["cost_over_map"]
+    default = inspect.signature(VariationalLaplace).parameters["penalty_samples"]
+    assert found[f"VL, {default.default} of a batch"] < 2.75
+
+
+def test_the_studies_over_beta_and_multiplier_are_complete():
+    rows = rows_of("variational_fashion")
+    done = {(row["trained"], row["beta"], row["multiplier"]) for row in rows}
+    assert done == set(planned(Plan()))
+    predicted = {row["way"] for row in rows}
+    assert {"VL (mean)", "VI (mean)", "VI (10 samples)", "MAP"} <= predicted

@@ -30,7 +30,7 @@ class SampledWeights(VariationalLaplace):
             names, self.means, self.log_sigmas, strict=True
         ):
             noise = torch.empty_like(mean).normal_(generator=generator)
-            drawn[name] = mean + log_sigma.exp() * noise
+            drawn[name] = torch.addcmul(mean, log_sigma.exp(), noise)
         output = functional_call(self.model, drawn, (x,))
         self.n_data, self.n_outputs = n_data, output[0].numel()
         log_likelihood = self.likelihood.log_prob(output, y) / len(x)
@@ -52,7 +52,7 @@ class PointEstimate(VariationalLaplace):
         output = self.model(x)
         self.n_data, self.n_outputs = n_data, output[0].numel()
         pairs = zip(self.means, self.prior_scales, strict=True)
-        squares = [(mean / scale).square().sum() for mean, scale in pairs]
+        squares = [torch.dot(m.flatten(), m.flatten()) / s**2 for m, s in pairs]
         penalty = 0.5 * self.beta * torch.stack(squares).sum() / n_data
         log_likelihood = self.likelihood.log_prob(output, y) / len(x)
         return Terms(log_likelihood, torch.zeros_like(penalty), penalty)

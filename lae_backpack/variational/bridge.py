@@ -47,7 +47,11 @@ def as_laplace(
         vl.model,
         vl.likelihood_name,
         sigma_noise=vl.sigma_noise,
-        prior_precision=as_vector(vl.prior_scales) ** -2,
+        prior_precision=as_vector(
+            scale.expand_as(mean)
+            for scale, mean in zip(vl.prior_scales, vl.means, strict=True)
+        )
+        ** -2,
     )
     precision = (-2 * as_vector(vl.log_sigmas)).exp()
     la.H = (precision - la.prior_precision_diag) / la._H_factor

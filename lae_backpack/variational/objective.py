@@ -37,15 +37,18 @@ def divergence(
     Args:
         means: The weights' means.
         log_sigmas: The logarithms of their standard deviations.
-        scales: The prior's standard deviations.
+        scales: The prior's standard deviations, one for each tensor.  # [] each
 
     Returns:
         The Kullback-Leibler divergence, summed over weights.  # []
     """
     parts = []
     for mean, log_sigma, scale in zip(means, log_sigmas, scales, strict=True):
-        squares = ((2 * log_sigma).exp() + mean.square()) / scale**2
-        parts.append((squares - 1 + 2 * (scale.log() - log_sigma)).sum())
+        # Dot products, because passes over all weights are what a step costs here.
+        m, sigma = mean.flatten(), log_sigma.flatten().exp()
+        squares = (torch.dot(sigma, sigma) + torch.dot(m, m)) / scale**2
+        logs = log_sigma.sum() - mean.numel() * scale.log()
+        parts.append(squares - mean.numel() - 2 * logs)
     return 0.5 * torch.stack(parts).sum()
 
 

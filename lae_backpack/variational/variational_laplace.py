@@ -89,10 +89,12 @@ class VariationalLaplace(nn.Module):
         self.penalty_samples = penalty_samples
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         scales = [
-            torch.full_like(p, prior_scale or default_scale(model, name)).detach()
-            for name, p in named
+            p.new_tensor(prior_scale or default_scale(model, name)) for name, p in named
         ]
-        self.log_sigmas = nn.ParameterList(s.log() - BELOW_THE_PRIOR for s in scales)
+        self.log_sigmas = nn.ParameterList(
+            torch.full_like(p, float(scale.log()) - BELOW_THE_PRIOR)
+            for (_, p), scale in zip(named, scales, strict=True)
+        )
         for number, scale in enumerate(scales):
             self.register_buffer(f"prior_scale_{number}", scale)
         self.n_data = self.n_outputs = 0
@@ -119,7 +121,7 @@ class VariationalLaplace(nn.Module):
 
     @property
     def prior_scales(self) -> list[Tensor]:
-        """The prior's standard deviations, shaped like the means."""
+        """The prior's standard deviations, one for each of the means.  # [] each."""
         names = range(len(self.log_sigmas))
         return [self.get_buffer(f"prior_scale_{number}") for number in names]
 
