@@ -1,6 +1,6 @@
 """Online training against a plain autoencoder and post-hoc fits, and what was tried.
 
-LAE_DATA=DIR python examples/experiments/online.py --only default    # 15 minutes
+LAE_DATA=DIR python examples/experiments/online.py --only default "calibrated every"
 LAE_DATA=DIR python examples/experiments/online.py --only "post hoc" --name post_hoc
 LAE_DATA=DIR python examples/experiments/online.py --name tried      # more than an hour
 python examples/experiments/online.py --smoke                 # seconds, proves nothing
@@ -204,7 +204,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
     parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
-    parser.add_argument("--only", default="", help="only ways with this in their name")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="only ways with one of these in a name"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
     parser.add_argument("--networks", type=int, default=100, help="sampled to judge")
     parser.add_argument("--test-images", type=int, default=10_000, help="of each kind")
@@ -212,7 +214,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
     args = parser.parse_args()
     outcomes: list[Outcome] = []
-    how = args.seed, args.networks, lambda name: args.only in name
+    how = args.seed, args.networks, lambda name: any(part in name for part in args.only)
     if args.smoke:
         digits = small_digits().flatten(1)
         images = digits[:512], digits[512:640], digits[640:768].flip(1)

@@ -184,7 +184,7 @@ mean, variance = subnetwork(grid)
 
 assert found.converged and abs(found.sigma_noise - 0.15) < 0.03
 assert groups == [["0.weight", "0.bias"], ["3.weight", "3.bias"]]
-best = densities["and in groups"]
-assert best["inside"] > densities["plain evidence"]["inside"]
+best, worst = densities["and in groups"], densities["plain evidence"]
+assert best["inside"] > worst["inside"] and best["gap"] > worst["gap"] + 0.2
 assert difference < 0.01
 assert variance.shape == (100, 1, 1)
