@@ -13,6 +13,7 @@ from backpack.custom_module.branching import Parallel
 from cost import refusal
 from deviations import deviation
 from diagonals import STRUCTURES, exact
+from error import CHEAP
 from pareto import MEASURES
 from peers import PEERS, Size
 from scores import calibration
@@ -143,7 +144,8 @@ def run(monkeypatch, capsys, tmp_path: Path) -> Callable[..., tuple[str, dict]]:
 def test_error_pareto_and_answers_run(run):
     printed, content = run("error")
     rows = content["rows"]
-    assert len(rows) == 5 * len(STRUCTURES) == len(printed.strip().splitlines()) - 1
+    expected = 4 * len(STRUCTURES) + len(CHEAP)
+    assert len(rows) == expected == len(printed.strip().splitlines()) - 1
     assert all(math.isfinite(row["median_log"]) for row in rows)
     _, again = run("error", "--fresh", "probe")
     assert again["rows"] == rows  # the same seed, or kept
