@@ -1,7 +1,7 @@
 """What a LaplaceAE is compared with: five autoencoders, trained in the same way.
 
-Each has ``samples`` and ``latent_samples``, so that all of ``lae_backpack.downstream``
-takes it, and ``n_networks``: of how many samples it makes sense to ask.
+Each has ``samples``, and all but the ensemble ``latent_samples``, so that
+``lae_backpack.downstream`` takes them; ``n_networks`` says how many make sense.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def _with_dropout(layers: Iterable[nn.Module]) -> nn.Sequential:
 
 
 class Ensemble(nn.Module):
-    """Five networks that start differently; samples go round in a random order."""
+    """Five networks that start differently; samples go round in a random order.
+
+    It has no ``latent_samples``: each member has a code space of its own.
+    """
 
     n_networks = 5
 
@@ -129,22 +132,6 @@ class Ensemble(nn.Module):
             Pixels.  # [S, N, *in]
         """
         return torch.stack([member(x) for member in self._drawn(n_samples, generator)])
-
-    def latent_samples(
-        self, x: Tensor, n_samples: int, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Codes by members; each has a code space of its own.
-
-        Args:
-            x: A batch.  # [N, *in]
-            n_samples: How many.
-            generator: Decides about the order.
-
-        Returns:
-            The codes.  # [S, N, K]
-        """
-        members = self._drawn(n_samples, generator)
-        return torch.stack([member.encoder(x) for member in members])
 
 
 BASELINES: dict[str, type[PlainAutoEncoder] | type[Ensemble]] = {
