@@ -21,6 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from kronecker import KroneckerAE
+from log_axis import readable_log
 from resuming import Row, run_missing
 from torch import Tensor
 from trained_models import EXACT, Setting, Zoo, parser_of, zoo_of
@@ -197,8 +198,9 @@ def draw(rows: list[Row], path: Any) -> None:
         values = [row[score] for row in rows]
         ax.plot(values, places, marker, mfc="none", mec=colour, label=label)
     ax.set_yticks(range(len(names)), names)
-    ax.set(xscale="log", xlabel="squared error, summed over pixels")
-    ax.grid(axis="x", alpha=0.3, which="both")
+    ax.set_xlabel("squared error, summed over pixels")
+    readable_log(ax)
+    ax.grid(axis="x", alpha=0.3)
     ax.legend(frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
