@@ -12,7 +12,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from measuring import Contender, interleaved, ratio, write_json  # noqa: E402
 from models import fashion_autoencoder, mnist_autoencoder  # noqa: E402
-from scores import auroc  # noqa: E402
+from scores import auroc, rank_correlation  # noqa: E402
 
 __all__ = [
     "Contender",
@@ -21,6 +21,7 @@ __all__ = [
     "interleaved",
     "made_up",
     "mnist_autoencoder",
+    "rank_correlation",
     "ratio",
     "small_digits",
     "write_json",
