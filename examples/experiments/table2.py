@@ -176,6 +176,7 @@ def planned(args: Any) -> list[Row]:
         {"way": way, "structure": structure, "seed": seed, **about}
         for seed in args.seeds
         for way, structure in ways
+        if args.only in f"{way} {structure}"
     ]
 
 
@@ -217,6 +218,7 @@ def main() -> None:
     """Run what is missing, and draw all of it."""
     parser = parser_of(__doc__, epochs=100)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--only", default="", help='for instance "post hoc KFAC"')
     parser.add_argument("--networks", type=int, default=100, help="sampled to judge")
     parser.add_argument("--test-images", type=int, default=10_000)
     args = parser.parse_args()
