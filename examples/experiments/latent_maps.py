@@ -110,9 +110,7 @@ def codes_of(model: Any, x: Tensor) -> Tensor:
     return net.get_submodule("encoder")(x)
 
 
-def paths_between(
-    model: LaplaceAE, codes: Tensor, key: Row
-) -> list[tuple[Tensor, Tensor, Row]]:
+def paths_between(model: LaplaceAE, codes: Tensor, key: Row) -> list[Row]:
     """Shortest paths between codes of test images, beside straight lines.
 
     Args:
@@ -121,7 +119,7 @@ def paths_between(
         key: What is run.
 
     Returns:
-        Path, line and their lengths and uncertainties, for each pair.
+        Points, lengths and uncertainties, for each pair.
     """
     generator = torch.Generator().manual_seed(key["seed"])
     manifold = LatentManifold(
@@ -140,7 +138,7 @@ def paths_between(
         ]
         row = {"length_of_path": lengths[0], "length_of_line": lengths[1]}
         row |= {"deviation_on_path": spread[0], "deviation_on_line": spread[1]}
-        found.append((path, line, row))
+        found.append({**row, "points": path.tolist()})
     return found
 
 
@@ -167,22 +165,22 @@ def measure(key: Row, zoo: Zoo) -> list[Row]:
         "correlation_with_distance": rank_correlation(on_map, distance),
     }
     if isinstance(model, LaplaceAE):
-        row["paths"] = [numbers for *_, numbers in paths_between(model, codes, key)]
+        row["paths"] = paths_between(model, codes, key)
     return [row]
 
 
-def draw(zoo: Zoo, runs: list[Row], path: Path) -> None:
+def draw(zoo: Zoo, rows: list[Row], path: Path) -> None:
     """Draw the maps, with paths.
 
     Args:
         zoo: Has the models.
-        runs: What was run.
+        rows: What was measured.
         path: The figure's file.
     """
     figure, axes = plt.subplots(
-        1, len(runs), figsize=(5.4 * len(runs), 4.4), layout="constrained"
+        1, len(rows), figsize=(5.4 * len(rows), 4.4), layout="constrained"
     )
-    for ax, key in zip(axes, runs, strict=True):
+    for ax, key in zip(axes, rows, strict=True):
         setting = Setting(key["data"], key["net"], key["epochs"], key["seed"])
         model, test = zoo.model(key["model"], setting), zoo.images(setting.data).test
         codes = codes_of(model, setting.shaped(test.x))
@@ -194,11 +192,12 @@ def draw(zoo: Zoo, runs: list[Row], path: Path) -> None:
         name = "standard deviation of a pixel"
         latent_map(*marked, spread, extent, uncertainty_name=name, ax=ax)
         ax.set_title(key["model"])
-        if not isinstance(model, LaplaceAE):
+        if "paths" not in key:
             continue
-        for way, line, _ in paths_between(model, codes, key):
-            ax.plot(*line.T.numpy(), "--", color="black", lw=1.6)
-            ax.plot(*way.T.numpy(), color="#d55e00", lw=2.2)
+        for way in key["paths"]:
+            across, up = zip(*way["points"], strict=True)
+            ax.plot(across[:: len(across) - 1], up[:: len(up) - 1], "w--", lw=1.6)
+            ax.plot(across, up, color="#d55e00", lw=2.2)
         ax.set(xlim=extent[:2], ylim=extent[2:])
         title = f"{key['model']}: shortest paths, and straight lines (dashed)"
         ax.set_title(title, fontsize=10)
@@ -226,8 +225,9 @@ def main() -> None:
     zoo = zoo_of(args)
     runs: list[Row] = [{"model": name, **about} for name in NAMES]
     file = args.out / "latent_maps.json"
-    run_missing(file, runs, lambda key: measure(key, zoo))
-    draw(zoo, runs, args.out / "latent_maps.png")
+    rows = run_missing(file, runs, lambda key: measure(key, zoo))
+    asked = [row for key in runs for row in rows if key.items() <= row.items()]
+    draw(zoo, asked, args.out / "latent_maps.png")
 
 
 if __name__ == "__main__":
