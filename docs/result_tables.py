@@ -129,7 +129,8 @@ def about(content: Row) -> list[str]:
     words = (
         f"By {commands}; seeds {seeds}; epochs {epochs}; {minutes:.0f} minutes on "
         f"{versions['threads']} threads; torch {versions['torch']}, laplace-torch "
-        f"{versions['laplace-torch']}, BackPACK {versions['backpack-for-pytorch']}."
+        f"{versions['laplace-torch']}, BackPACK {versions['backpack-for-pytorch']}. "
+        "Models that another experiment has trained are not trained again."
     )
     return [filled(words), ""]
 

@@ -46,7 +46,7 @@ NETS = {
     "conv": partial(fashion_autoencoder, 1),
 }
 EXACT = {"hessian_structure": "mixed_diag", "backend_kwargs": {"max_dense_dim": None}}
-# Exact curvature costs as much as some fifty plain steps: a look at every 25th.
+# A look at exact curvature takes as long as 45 other steps: only at every 25th.
 RARELY = OnlineSettings(refresh_every=25)
 ONLINE: dict[str, tuple[dict[str, Any], OnlineSettings]] = {
     "online": ({}, OnlineSettings()),
