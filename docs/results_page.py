@@ -9,8 +9,9 @@ from __future__ import annotations
 from itertools import chain
 
 from published_numbers import CLAIMS, CODE, PAPER
+from published_statements import STATEMENTS
 from readme_section import Section
-from reproduction import STATEMENTS, Verdict, seeds_together
+from reproduction import Verdict, seeds_together
 from result_tables import (
     ROOT,
     Column,
