@@ -59,3 +59,4 @@ readme: install
 	$(BIN)/python docs/supported_layers.py --write
 	$(BIN)/python docs/bad_inputs.py --write
 	$(BIN)/python docs/scaling_table.py --write
+	$(BIN)/python docs/results_page.py --write

@@ -1,0 +1,158 @@
+"""What the Laplacian-autoencoder paper and its code report, and where to look for ours.
+
+The one place where numbers of others are written down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+PAPER = "Miani, Warburg et al., Laplacian Autoencoders, arXiv 2206.15078"
+CODE = "github.com/FrederikWarburg/LaplaceAE at 3ea2749, the run logs committed there"
+
+VALIDATION = (
+    "theirs are of the 5,000 validation images that also stop the training, ours of "
+    "the test set"
+)
+EXACT = "we look at the exact curvature at every 25th step only"
+KFAC = "drawn factors instead of full ones; the paper's own spread is a quarter of it"
+WIDTH = "the net at a quarter of the width"
+SHORT = "trained for few epochs, and judged on fewer images by fewer networks"
+RESIDUAL = "their score does not square the residual, so it is no likelihood"
+DROPOUT = "theirs has no dropout between the encoder's linear layers"
+JUDGE = "their classifier keeps its dropout on, and has seen the images it judges"
+KMNIST = "their outliers are KMNIST, ours Fashion-MNIST"
+
+Better = Literal["lower", "higher", "same"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number that others report.
+
+    Attributes:
+        experiment: Ours, by the name of its results.
+        what: What the number is, in words.
+        where: Which of our rows it is compared with.
+        measure: Which number of these.
+        paper: The paper's number.
+        code: That of the published code's logs.
+        tolerance: How far off ours may be.
+        better: ``"lower"`` or ``"higher"`` where ours shall be at least as good,
+            ``"same"`` for baselines, which shall be neither better nor worse.
+        why: What is different about ours.
+    """
+
+    experiment: str
+    what: str
+    where: dict[str, Any]
+    measure: str
+    paper: float | None
+    code: float | None
+    tolerance: float
+    better: Better
+    why: str = ""
+
+    @property
+    def target(self) -> float:
+        """The paper's number; that of the code if the paper has none."""
+        number = self.code if self.paper is None else self.paper
+        assert number is not None, f"{self.what}: nobody reports a number"
+        return number
+
+
+def _errors() -> list[Claim]:
+    """Table 2, with the paper's own spread as tolerance.
+
+    Returns:
+        Two claims for each line.
+    """
+    lines = [
+        # way, structure, (networks, spread), (mean, spread), the code's two, why
+        ("post hoc", "KFAC", (9683.9, 2455.0), (121.6, 24.5), None, KFAC),
+        ("post hoc", "exact", (283.3, 88.6), (27.1, 0.9), None, VALIDATION),
+        ("post hoc", "approx", (232.0, 65.5), (26.6, 0.6), None, VALIDATION),
+        ("online", "exact", (25.8, 0.2), (25.7, 0.2), (28.49, 28.44), EXACT),
+        ("online", "approx", (25.9, 0.4), (25.8, 0.4), None, VALIDATION),
+    ]
+    claims = []
+    for way, structure, networks, mean, code, why in lines:
+        where = {"way": way, "structure": structure, "noise": "unit"}
+        for measure, (value, spread), ours, name in (
+            ("error_of_networks", networks, code and code[0], "sampled networks"),
+            ("error_of_mean", mean, code and code[1], "their mean"),
+        ):
+            what = f"{way}, {structure}: squared error of {name}"
+            numbers = value, ours, spread
+            claims.append(Claim("table2", what, where, measure, *numbers, "lower", why))
+    return claims
+
+
+def _outliers() -> list[Claim]:
+    """Figure 9, Fashion-MNIST against MNIST.
+
+    Returns:
+        One claim for each score of each model.
+    """
+    scores = ("log_likelihood", "typicality", "output_variance", "latent_variance")
+    table = {
+        "autoencoder": ((0.98, 0.98), WIDTH),
+        "learned variance": ((0.66, 0.70, 0.65), RESIDUAL),
+        "VAE": ((0.54, 0.62, 0.46, 0.5), RESIDUAL),
+        "MC dropout": ((0.97, 0.97, 0.08, 0.31), DROPOUT),
+        "post hoc": ((0.98, 0.98, 0.74, 0.96), WIDTH),
+        "online": ((0.98, 0.98, 0.91, 0.96), WIDTH),
+    }
+    claims = []
+    for model, (numbers, why) in table.items():
+        better = "higher" if model in ("post hoc", "online") else "same"
+        for score, number in zip(scores, numbers, strict=False):
+            where = {"data": "fashion-mnist", "net": "conv/4"}
+            where |= {"model": model, "score": score}
+            what = f"{model}: AUROC of {score.replace('_', ' ')}, Fashion from MNIST"
+            given = "ood_scores", what, where, "auroc", number, None, 0.02
+            claims.append(Claim(*given, better, why))
+    for score, number in zip(scores, table["online"][0], strict=True):
+        where = {"data": "fashion-mnist", "net": "conv"}
+        where |= {"model": "online", "score": score}
+        what = f"online, full width: AUROC of {score.replace('_', ' ')}, same data"
+        given = "ood_scores", what, where, "auroc", number, None, 0.02
+        claims.append(Claim(*given, "higher", SHORT))
+    logs = dict(zip(scores, (0.991, 0.988, 0.999, 0.999), strict=True))
+    for score, number in logs.items():
+        where = {"data": "mnist", "net": "linear", "model": "online", "score": score}
+        what = f"online, linear net: AUROC of {score.replace('_', ' ')}, MNIST"
+        given = "ood_scores", what, where, "auroc", None, number, 0.02
+        claims.append(Claim(*given, "higher", KMNIST))
+    return claims
+
+
+def _imputations() -> list[Claim]:
+    """Table 3 without its errors, which compare with noise.
+
+    Returns:
+        One claim for each measure of each model.
+    """
+    measures: dict[str, Better] = {"accuracy": "higher"}
+    measures |= dict.fromkeys(("ece", "mce", "rmsce"), "lower")
+    table = {
+        "classifier, missing half black": ((0.53, 0.16, 0.25, 0.18), ()),
+        "VAE": ((0.22, 0.18, 0.34, 0.19), (0.317, 0.185, 0.593, 0.214)),
+        "MC dropout": ((0.45, 0.28, 0.38, 0.29), ()),
+        "ensemble": ((0.53, 0.12, 0.20, 0.13), ()),
+        "post hoc": ((0.51, 0.16, 0.27, 0.18), ()),
+        "online": ((0.53, 0.12, 0.16, 0.13), (0.517, 0.127, 0.207, 0.133)),
+    }
+    claims = []
+    for model, (paper, code) in table.items():
+        for number, (measure, better) in enumerate(measures.items()):
+            own: Better = better if model in ("post hoc", "online") else "same"
+            logged = code[number] if code else None
+            what = f"{model}: {measure if number == 0 else measure.upper()}, lower half"
+            given = "imputing", what, {"model": model}, measure, paper[number], logged
+            claims.append(Claim(*given, 0.03, own, JUDGE))
+    return claims
+
+
+CLAIMS = (*_errors(), *_outliers(), *_imputations())

@@ -1,0 +1,229 @@
+"""The page of results of the paper's experiments, made from measured results.
+
+python docs/results_page.py            # print it
+python docs/results_page.py --write    # put it into docs/results.md
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from published_numbers import CLAIMS, CODE, PAPER
+from published_statements import STATEMENTS
+from readme_section import Section
+from reproduction import Verdict, seeds_together
+from result_tables import (
+    ROOT,
+    Column,
+    Experiment,
+    Table,
+    filled,
+    head,
+    line_of,
+    measures,
+)
+
+SCORES = {
+    "log_likelihood": "log-likelihood",
+    "typicality": "typicality",
+    "output_variance": "output variance",
+    "latent_variance": "latent variance",
+    "pairwise_divergence": "pairwise divergence",
+}
+ERRORS = {
+    "error_of_networks": "error of networks",
+    "error_of_mean": "error of their mean",
+}
+
+
+EXPERIMENTS = (
+    Experiment(
+        "table2",
+        "Table 2: reconstruction of MNIST",
+        (
+            Table(
+                ("way", "structure", "noise"),
+                measures(
+                    ERRORS
+                    | {
+                        "log_density_unit_noise": "log-density, noise 1",
+                        "log_density_residual_noise": "log-density, residual noise",
+                    }
+                ),
+                caption="Squared errors are summed over pixels; the paper calls that "
+                "of sampled networks minus log p. The log-densities are Gaussian, in "
+                "nats, with the mean over networks inside the logarithm.",
+            ),
+        ),
+    ),
+    Experiment(
+        "ood_scores",
+        "Figures 9 and 10: outliers",
+        (
+            Table(
+                ("data", "net", "model"),
+                tuple(Column(t, "auroc", {"score": s}) for s, t in SCORES.items()),
+                caption="Area under the ROC curve; outliers are the other of MNIST and "
+                "Fashion-MNIST. Pixels that are zero in all training images leave "
+                "first-layer weights at the prior; frozen, these do not vary.",
+            ),
+        ),
+    ),
+    Experiment(
+        "imputing",
+        "Table 3 and figure 11: missing halves",
+        (
+            Table(
+                ("model",),
+                measures({
+                    "error_of_samples": "error of samples",
+                    "error_of_mean": "error of their mean",
+                    "accuracy": "accuracy",
+                    "ece": "ECE",
+                    "mce": "MCE",
+                    "rmsce": "RMSCE",
+                    "classes_seen": "digits seen",
+                    "truth_among_them": "true one among them",
+                    "digits_generated": "digits from noise",
+                }),
+                caption="Errors of the missing upper half against the clean image, "
+                "summed over its pixels; the paper's compare with noise, and are not "
+                "comparable. Digits seen: how many different ones the classifier sees "
+                "among the modes of an image.",
+            ),
+        ),
+    ),
+    Experiment(
+        "few_labels",
+        "Figure 12: few labels; a replacement for table 4",
+        (
+            Table(
+                ("model",),
+                tuple(
+                    Column(str(n), "accuracy", {"per_class": n})
+                    for n in (1, 2, 4, 6, 8, 10, 15, 25, 50, 100)
+                ),
+                {"task": "classes"},
+                "Accuracy by the number of labelled images of each class, MNIST.",
+            ),
+            Table(
+                ("attribute", "model"),
+                measures({"accuracy": "accuracy", "by_guessing": "larger class"}),
+                {"task": "attributes"},
+                "A replacement for CelebA: ten labels of attributes of Fashion-MNIST.",
+            ),
+        ),
+    ),
+    Experiment(
+        "latent_maps",
+        "Figures 1 and 8: maps of codes",
+        (
+            Table(
+                ("model",),
+                measures({
+                    "deviation_at_data": "deviation at data",
+                    "deviation_on_map": "on the whole map",
+                    "correlation_with_distance": "rank correlation with distance",
+                }),
+                caption="The decoder's standard deviation, the mean over pixels, and "
+                "its correlation with the distance to the nearest code.",
+            ),
+        ),
+    ),
+    Experiment(
+        "ablations",
+        "Ablations of online training",
+        (
+            Table(
+                ("data", "choice", "way"),
+                measures(
+                    ERRORS
+                    | {
+                        "auroc_error": "AUROC, error",
+                        "auroc_output": "AUROC, output variance",
+                        "auroc_latent": "AUROC, latent variance",
+                    }
+                ),
+                caption="One choice at a time is not the default.",
+            ),
+        ),
+    ),
+)
+
+
+def failures() -> list[str]:
+    """What did not reproduce, and what was not tried.
+
+    Returns:
+        Markdown.
+    """
+    verdicts = [Verdict.of(claim) for claim in CLAIMS]
+    said = [(s, *s.verdict()) for s in STATEMENTS]
+    wrong = [
+        f"- {v.claim.what}: {seeds_together(v.ours)} where "
+        f"{v.claim.target:,g} is reported ({v}). Ours is different in this: "
+        f"{v.claim.why}."
+        for v in verdicts
+        if v.holds is False
+    ]
+    wrong += [
+        f"- *{s.words}*: no. {text}." for s, holds, text in said if holds is False
+    ]
+    n_right = sum(v.holds is True for v in verdicts) + sum(
+        h is True for _, h, _ in said
+    )
+    n_open = sum(v.holds is None for v in verdicts) + sum(h is None for _, h, _ in said)
+    count = (
+        f"Of {len(verdicts)} published numbers and {len(said)} statements, {n_right} "
+        f"reproduced, {len(wrong)} did not, {n_open} were not run yet."
+    )
+    never = (
+        "Not tried, because the data are not to be had: CelebA (table 4, figure 13), "
+        "and KMNIST as outliers. The parts below say what replaces them."
+    )
+    blank = [""] if wrong else []
+    title = ["## What did not reproduce", ""]
+    return [*title, filled(count), "", *wrong, *blank, filled(never), ""]
+
+
+def comparison() -> list[str]:
+    """The table "paper / published code / ours".
+
+    Returns:
+        Markdown.
+    """
+    titles = ("number", "paper", "published code", "ours", "verdict", "what differs")
+    lines = head(list(titles))
+    for verdict in map(Verdict.of, CLAIMS):
+        claim = verdict.claim
+        theirs = ["" if n is None else f"{n:,g}" for n in (claim.paper, claim.code)]
+        ours = seeds_together(verdict.ours)
+        lines.append(line_of([claim.what, *theirs, ours, str(verdict), claim.why]))
+    statements = head(["statement", "ours", "evidence"])
+    for statement in STATEMENTS:
+        holds, text = statement.verdict()
+        word = {True: "holds", False: "does not hold", None: ""}[holds]
+        statements.append(line_of([statement.words, word, text]))
+    words = (
+        f"Paper: {PAPER}. Published code: {CODE}. Ours has to be at least as good, "
+        "within the paper's own spread or a few hundredths; baselines have to be "
+        "neither better nor worse."
+    )
+    title = ["## Paper, published code, ours", "", filled(words), ""]
+    return [*title, *lines, "", *statements, ""]
+
+
+def page() -> str:
+    """The whole page, failures first.
+
+    Returns:
+        Markdown.
+    """
+    parts = chain.from_iterable(experiment.markdown() for experiment in EXPERIMENTS)
+    return "\n".join([*failures(), *comparison(), *parts])
+
+
+SECTION = Section("results", page, ROOT / "docs" / "results.md")
+
+if __name__ == "__main__":
+    SECTION.print_or_write(__doc__ or "")

@@ -1,0 +1,62 @@
+"""Runs that are not repeated when their results are there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from comparing import write_json
+from measuring import environment
+
+Row = dict[str, Any]
+
+
+def rows_in(file: Path) -> list[Row]:
+    """What was measured before.
+
+    Args:
+        file: The results.
+
+    Returns:
+        Its rows, none if there is no such file.
+    """
+    return json.loads(file.read_text())["rows"] if file.exists() else []
+
+
+def run_missing(
+    file: Path, planned: Iterable[Row], measure: Callable[[Row], list[Row]]
+) -> list[Row]:
+    """Measure what is not in a file of results, which is written after each run.
+
+    Args:
+        file: The results.
+        planned: What identifies each run, with its seed.
+        measure: Makes a run; each of its rows gets what identifies the run, the time
+            that the run took, and the command.
+
+    Returns:
+        All rows, those of other commands too.
+    """
+    rows = rows_in(file)
+    for key in planned:
+        if any(key.items() <= row.items() for row in rows):
+            continue
+        print(*(f"{name}={value}" for name, value in key.items()), flush=True)
+        start = time.perf_counter()
+        found = measure(key)
+        about = {
+            "seconds": time.perf_counter() - start,
+            "command": environment()["command"],
+        }
+        rows += [{**key, **row, **about} for row in found]
+        write_json(file, {"seed": key["seed"], "rows": rows})
+        for row in found:
+            print("   ", *(f"{k}={_short(v)}" for k, v in row.items()), flush=True)
+    return rows
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,238 @@
+"""Models that are trained once for all experiments, and the images they see.
+
+Trained ones are kept in a folder: an experiment that is stopped goes on from there, and
+another one that asks for the same model gets it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from baselines import BASELINES, train
+from comparing import fashion_autoencoder, mnist_autoencoder
+from experiment_images import Images, load
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from lae_backpack import AutoEncoder, LaplaceAE, OnlineSettings
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+BATCH = 128
+
+
+def small_autoencoder() -> AutoEncoder:
+    """A net for smoke runs.
+
+    Returns:
+        The net, for flat images of 28x28 pixels.
+    """
+    encoder = nn.Sequential(nn.Linear(784, 32), nn.Tanh(), nn.Linear(32, 2))
+    decoder = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 784))
+    return AutoEncoder(encoder, decoder)
+
+
+NETS = {
+    "small": small_autoencoder,
+    "linear": mnist_autoencoder,
+    "conv/16": partial(fashion_autoencoder, 16),  # for smoke runs, too
+    "conv/4": partial(fashion_autoencoder, 4),
+    "conv": partial(fashion_autoencoder, 1),
+}
+EXACT = {"hessian_structure": "mixed_diag", "backend_kwargs": {"max_dense_dim": None}}
+# A look at exact curvature takes as long as 45 other steps: only at every 25th.
+RARELY = OnlineSettings(refresh_every=25)
+ONLINE: dict[str, tuple[dict[str, Any], OnlineSettings]] = {
+    "online": ({}, OnlineSettings()),
+    "online approx": ({"hessian_structure": "approx_diag"}, OnlineSettings()),
+    "online mixed": ({"hessian_structure": "mixed_diag"}, OnlineSettings()),
+    "online exact": (EXACT, RARELY),
+}
+POST_HOC = "post hoc"
+MODELS = (*BASELINES, POST_HOC, "online")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a model is trained on, and for how long."""
+
+    data: str = "mnist"
+    net: str = "linear"
+    epochs: int = 30
+    seed: int = 0
+
+    def shaped(self, x: Tensor) -> Tensor:
+        """Images as the net takes them.
+
+        Args:
+            x: Images.  # [N, 1, 28, 28]
+
+        Returns:
+            The images, flat for nets of linear layers.
+        """
+        return x if "conv" in self.net else x.flatten(1)
+
+
+@dataclass
+class Zoo:
+    """Finds models, or trains them."""
+
+    folder: Path = HERE / "cache"
+    data_dir: Path | None = None
+    loaded: dict[str, Images] = field(default_factory=dict)
+
+    def images(self, name: str) -> Images:
+        """A data set, read once.
+
+        Args:
+            name: As for ``load``.
+
+        Returns:
+            Its parts.
+        """
+        if name not in self.loaded:
+            self.loaded[name] = load(name, self.data_dir)
+        return self.loaded[name]
+
+    def loader(self, setting: Setting) -> DataLoader[Any]:
+        """The training images in random order, the same for all models.
+
+        Args:
+            setting: Which ones.
+
+        Returns:
+            Yields ``(x,)``.
+        """
+        data = TensorDataset(setting.shaped(self.images(setting.data).train.x))
+        batches = BatchSampler(RandomSampler(data), BATCH, drop_last=False)
+        return DataLoader(data, sampler=batches, batch_size=None)
+
+    def model(self, name: str, setting: Setting) -> Any:
+        """A trained model.
+
+        Args:
+            name: One of ``MODELS``, or of ``ONLINE``.
+            setting: What it is trained on.
+
+        Returns:
+            The model, with ``samples`` and ``latent_samples``.
+        """
+        if name == POST_HOC:
+            return self._post_hoc(setting)
+        torch.manual_seed(setting.seed)
+        model, path = _untrained(name, NETS[setting.net]), self._path(name, setting)
+        if path.exists():
+            _restore(model, torch.load(path, weights_only=False))
+            return model
+        start = time.perf_counter()
+        if isinstance(model, LaplaceAE):
+            how = ONLINE[name][1]
+            model.fit_online(
+                self.loader(setting), setting.epochs, settings=how, progress_bar=False
+            )
+        else:
+            label = f"{name}, {setting.data}, {setting.net}, seed {setting.seed}"
+            train(model, self.loader(setting), setting.epochs, label)
+        state = _state(model) | {"seconds": time.perf_counter() - start}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+        return model
+
+    def training_seconds(self, name: str, setting: Setting) -> float:
+        """How long a model was trained.
+
+        Args:
+            name: The model.
+            setting: What it is trained on.
+
+        Returns:
+            Seconds; post hoc those of the plain autoencoder.
+        """
+        path = self._path("autoencoder" if name == POST_HOC else name, setting)
+        return torch.load(path, weights_only=False)["seconds"]
+
+    def _post_hoc(self, setting: Setting) -> LaplaceAE:
+        plain = self.model("autoencoder", setting)
+        la = LaplaceAE(plain.net)
+        la.fit(self.loader(setting))
+        return la
+
+    def _path(self, name: str, setting: Setting) -> Path:
+        words = setting.data, setting.net, setting.epochs, setting.seed, name
+        stem = "-".join(str(word).replace(" ", "_").replace("/", "_") for word in words)
+        return self.folder / f"{stem}.pt"
+
+
+def _untrained(name: str, make: Any) -> Any:
+    if name in ONLINE:
+        net: AutoEncoder = make()
+        return LaplaceAE(net, **ONLINE[name][0])
+    return BASELINES[name](make)
+
+
+def _state(model: Any) -> dict[str, Any]:
+    if isinstance(model, LaplaceAE):
+        return {
+            "weights": model.model.state_dict(),
+            "posterior": model.state_dict(),
+        }
+    return {"weights": model.state_dict()}
+
+
+def _restore(model: Any, state: dict[str, Any]) -> None:
+    if isinstance(model, LaplaceAE):
+        model.model.load_state_dict(state["weights"])
+        model.load_state_dict(state["posterior"])
+    else:
+        model.load_state_dict(state["weights"])
+
+
+def networks_of(model: Any, wanted: int) -> int:
+    """How many networks to ask a model for.
+
+    Args:
+        model: The model.
+        wanted: How many are wanted.
+
+    Returns:
+        Fewer if it has fewer.
+    """
+    return min(wanted, getattr(model, "n_networks", wanted))
+
+
+def parser_of(description: str | None, epochs: int) -> argparse.ArgumentParser:
+    """The arguments that all experiments have.
+
+    Args:
+        description: Of the script; its first line is taken.
+        epochs: How long models train if nobody says.
+
+    Returns:
+        The parser.
+    """
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
+    parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
+    parser.add_argument("--cache", type=Path, help="folder for trained models")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
+    parser.add_argument("--epochs", type=int, default=epochs, help="of all models")
+    return parser
+
+
+def zoo_of(args: argparse.Namespace) -> Zoo:
+    """The models of a command line; those of smoke runs are kept with its results.
+
+    Args:
+        args: The command line.
+
+    Returns:
+        The zoo.
+    """
+    inside = args.out / "cache" if args.smoke else HERE / "cache"
+    return Zoo(args.cache or inside, args.data_dir)
