@@ -526,6 +526,18 @@ def test_a_run_that_does_not_start_leaves_calibrated_looks_alone():
     torch.testing.assert_close(la.backend.estimate(la.looks), la.H)
 
 
+def test_a_run_that_does_not_start_leaves_the_structure_alone():
+    la = LaplaceAE(model())  # calibrated post hoc, mixed online
+    la.fit(loader())
+    assert la.backend.n_probes == 1
+    wrong = DataLoader(TensorDataset(images().float()), 4)
+    with pytest.raises(TypeError, match="dtype"):
+        la.fit_online(wrong, 1, progress_bar=False)
+    assert la.backend.n_probes == 1
+    la.fit_online(loader(), 1, progress_bar=False)
+    assert la.backend.n_probes == 0
+
+
 def test_models_in_channels_last():
     net = AutoEncoder(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1))
     la = LaplaceAE(net.to(memory_format=torch.channels_last))

@@ -151,7 +151,6 @@ class LaplaceAEModule(Checkpoints):
         require_optimizer_of(self.la, optimizer)
         loader: Any = self.trainer.train_dataloader
         n_data, n_steps = require_sized(loader), n_steps_of(self.trainer)
-        self.la.choose_structure(post_hoc=False)
         self._run = OnlineRun(
             la=self.la,
             loader=loader,

@@ -64,12 +64,13 @@ class OnlineRun:
     batches_done: int = 0  # of the present epoch
     epoch_start: States = field(default_factory=dict)
     best: dict[str, Any] | None = None
-    before: tuple[Any, Any, Any] | None = None  # precision, its looks, and noise
+    before: tuple[Any, ...] | None = None  # probes, precision, its looks, and noise
 
     def start(self) -> None:
-        """Set noise and precision to what training starts from."""
+        """Set structure, noise and precision to what training starts from."""
         la, initial = self.la, self.settings.initial_precision
-        self.before = la.H, la._looks, la.sigma_noise
+        self.before = la.backend.n_probes, la.H, la._looks, la.sigma_noise
+        la.choose_structure(post_hoc=False)
         if la.noise_from_residuals:
             la.sigma_noise = 1.0
         if initial is not None:
@@ -77,9 +78,10 @@ class OnlineRun:
             la.take_looks(torch.full_like(la.looks, initial / halves))
 
     def undo_start_without_steps(self) -> None:
-        """Take noise and precision back, if there is nothing to show for it."""
+        """Take all of that back, if there is nothing to show for it."""
+        la = self.la
         if self.before is not None and not self.history.losses:
-            self.la.H, self.la._looks, self.la.sigma_noise = self.before
+            la.backend.n_probes, la.H, la._looks, la.sigma_noise = self.before
 
     def run(self) -> History:
         """Train to the end.

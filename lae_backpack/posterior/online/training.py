@@ -102,7 +102,6 @@ class OnlineTraining:
         if optimizer is not None:
             require_optimizer_of(self, optimizer)
         settings = settings or OnlineSettings()
-        self.choose_structure(post_hoc=False)
         n_steps = n_epochs * (n_batches or 1)
         own_schedule = optimizer is None and lr_decay == "cosine"
         _require_same_on_all_ranks(
