@@ -1,5 +1,5 @@
 """10. How sure a reconstruction is
-=================================
+================================
 
 An X-ray scanner measures sums along rays, not pixels. A *deep image prior* finds an
 image for them: a network is fitted to the measurements of one image, and nothing else
