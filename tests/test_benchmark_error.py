@@ -220,3 +220,22 @@ def test_calibrated_beats_monte_carlo_on_every_batch_that_was_measured():
     assert stages == {(net, epoch) for net in NETS for epoch in Zoo.epochs}
     for stage in stages:
         assert errors[(*stage, "calibrated")] < errors[(*stage, "BackPACK MC 1")]
+
+
+def test_default_structures_are_those_that_measured_better():
+    results = BENCHMARKS.parent / "experiments" / "results"
+    online, post_hoc = (
+        {(row["data"], row["way"]): row for row in json.loads(file.read_text())["rows"]}
+        for file in (results / "online.json", results / "post_hoc.json")
+    )
+    for data in ("mnist", "fashion-mnist"):
+        default = post_hoc[data, "post hoc, default"]
+        for other in ("post hoc, approx_diag", "post hoc, mixed_diag"):
+            worse = post_hoc[data, other]["error_of_networks"]
+            assert default["error_of_networks"] < worse - 1
+    mixed, calibrated = (
+        online["fashion-mnist", f"online, {way}"]
+        for way in ("default", "calibrated every 10")
+    )
+    assert mixed["auroc_output"] > calibrated["auroc_output"] + 0.05
+    assert mixed["auroc_latent"] > calibrated["auroc_latent"] + 0.05
