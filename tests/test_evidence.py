@@ -510,6 +510,25 @@ def test_subnetwork_keeps_the_prior_means_of_its_weights():
     torch.testing.assert_close(la.scatter, expected)
 
 
+def test_subnetwork_of_a_model_that_takes_mappings():
+    class TakesMappings(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net("regression")
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.net(batch["input_ids"])
+
+    x, y = data("regression")
+    pairs = zip(x, y, strict=True)
+    mappings = DataLoader([{"input_ids": a, "labels": b} for a, b in pairs], 16)
+    la = Laplace(TakesMappings(), "regression", "all", "diag", backend=CurvlinopsGGN)
+    la.fit(mappings)
+    found = subnetwork_laplace(la, mappings, 5, backend=CurvlinopsGGN)
+    chosen = jacobian(la.model.net, x)[:, largest_variances(la, 5)]
+    torch.testing.assert_close(found.H, chosen.T @ chosen)
+
+
 def test_subnetworks_that_laplace_torch_has_not_are_refused():
     images = torch.rand(6, 1, 4, 4)
     model = AutoEncoder(
@@ -523,6 +542,9 @@ def test_subnetworks_that_laplace_torch_has_not_are_refused():
         la.fit(loader(images))
         with pytest.raises(error, match=message):
             subnetwork_laplace(la, loader(images), 3)
+    cheap = fitted("approx_diag", "regression")
+    with pytest.raises(ValueError, match="yields no batch"):
+        subnetwork_laplace(cheap, [], 3)
 
 
 # What is refused --------------------------------------------------------------------

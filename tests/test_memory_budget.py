@@ -188,18 +188,24 @@ NETS = {
 }  # fmt: skip
 
 
+def bytes_per_sample(model: nn.Module, x: Tensor, policy: DensePolicy) -> float:
+    """By how much the peak grows with each sample."""
+    loss = nn.MSELoss(reduction="sum")
+    journey = Journey(policy, partial(param_curvature, per_sample=False))
+
+    def peak(x: Tensor) -> int:
+        y = model(x).detach()
+        return peak_memory(lambda: sweep(model, loss, x, y, [journey]))
+
+    return (peak(x) - peak(x[:4])) / (len(x) - 4)
+
+
 @pytest.mark.parametrize("limit", [0, 128])
 @pytest.mark.parametrize("name", NETS)
 def test_the_estimate_is_above_the_truth_and_not_far(name, limit):
     make, shape = NETS[name]
-    model, loss = make().float().eval(), nn.MSELoss(reduction="sum")
-    journey = Journey(DensePolicy(limit), partial(param_curvature, per_sample=False))
-    peaks = []
-    for n in (4, 12):
-        x = torch.rand(n, *shape, dtype=torch.float32)
-        y = model(x).detach()
-        peaks.append(peak_memory(lambda x=x, y=y: sweep(model, loss, x, y, [journey])))
-    true = (peaks[1] - peaks[0]) / 8
+    model, x = make().float().eval(), torch.rand(12, *shape, dtype=torch.float32)
+    true = bytes_per_sample(model, x, DensePolicy(limit))
     assert true <= footprint(model, x).bytes_per_sample(limit) < 20 * true
 
 
@@ -215,14 +221,8 @@ def narrow_code(n_features: int) -> nn.Sequential:
 @pytest.mark.parametrize("name", [*NETS, "deep decoder"])
 def test_the_estimate_is_above_the_truth_for_probes(name):
     make, shape = {**NETS, "deep decoder": (lambda: narrow_code(4), (1, 16, 16))}[name]
-    model, loss = make().float().eval(), nn.MSELoss(reduction="sum")
-    journey = Journey(Probe(), partial(param_curvature, per_sample=False))
-    peaks = []
-    for n in (4, 12):
-        x = torch.rand(n, *shape, dtype=torch.float32)
-        y = model(x).detach()
-        peaks.append(peak_memory(lambda x=x, y=y: sweep(model, loss, x, y, [journey])))
-    true = (peaks[1] - peaks[0]) / 8
+    model, x = make().float().eval(), torch.rand(12, *shape, dtype=torch.float32)
+    true = bytes_per_sample(model, x, Probe())
     assert true <= footprint(model, x).bytes_per_sample(0, n_probes=1) < 20 * true
 
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from laplace import Laplace
 from laplace.curvature.backpack import BackPackGGN
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack import AutoEncoder, LaplaceAE
+from lae_backpack.posterior.batches import Pairs
 from lae_backpack.posterior.sampling import WeightSampler
 
 
@@ -41,7 +41,6 @@ class KroneckerAE(LaplaceAE):
         override: bool = True,
         progress_bar: bool = False,
     ) -> None:
-        assert isinstance(train_loader, DataLoader)
         self._factors: Any = Laplace(
             self._flat,
             "regression",
@@ -50,7 +49,7 @@ class KroneckerAE(LaplaceAE):
             backend=BackPackGGN,
             backend_kwargs={"stochastic": True},
         )
-        self._factors.fit(_Pairs(train_loader), override, progress_bar)
+        self._factors.fit(Pairs(train_loader), override, progress_bar)
         self.mean = self._factors.mean
         self.n_outputs, self.n_data = self._factors.n_outputs, self._factors.n_data
 
@@ -69,16 +68,3 @@ class KroneckerAE(LaplaceAE):
             return precision.bmm(noise[None], exponent=-0.5).reshape(-1)
 
         return WeightSampler(self.model, self.mean, scale)
-
-
-class _Pairs:
-    """Batches of ``(x,)`` as pairs of equal images, as laplace-torch wants them."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.dataset, self._loader = loader.dataset, loader
-
-    def __iter__(self) -> Any:
-        return ((x, x) for (x,) in self._loader)
-
-    def __len__(self) -> int:
-        return len(self._loader)

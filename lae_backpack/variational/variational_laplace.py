@@ -108,12 +108,6 @@ class VariationalLaplace(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         self.n_data, self.n_outputs = state.tolist()
 
-    @override
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # Older states lack it; what is known stays.
-        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     @property
     def means(self) -> list[Tensor]:
         """The trained parameters of the model."""

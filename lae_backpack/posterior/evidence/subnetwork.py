@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from laplace.laplace import Laplace
 from laplace.subnetlaplace import SubnetLaplace
 from torch import Tensor
 
-from lae_backpack.posterior.batches import Pairs, images_of
+from lae_backpack.posterior.batches import NO_BATCH, Pairs, images_of
 from lae_backpack.posterior.evidence.effective import marginal_variances
 from lae_backpack.posterior.reconstruction import Reconstructions
 from lae_backpack.posterior.sampling import evaluating
@@ -103,11 +103,16 @@ def _require_vectors(la: ParametricLaplace, loader: Iterable[Any]) -> None:
     """Refuse images, for which laplace-torch's subnetworks have no Jacobian.
 
     Raises:
-        ValueError: If the model's outputs are no vectors.
+        ValueError: If the model's outputs are no vectors, or there are no data.
     """
-    first = next(iter(loader))
+    first = next(iter(loader), None)
+    if first is None:
+        raise ValueError(NO_BATCH)
+    # laplace-torch gives mappings to the model as they are.
+    is_mapping = isinstance(first, MutableMapping)
+    x = first if is_mapping else images_of(first)[:1].to(la._device)
     with evaluating(la.model):
-        shape = la.model(images_of(first)[:1].to(la._device)).shape
+        shape = la.model(x).shape
     if len(shape) != 2:
         raise ValueError(
             f"subnetwork_laplace got a model with outputs of shape {tuple(shape[1:])}, "
