@@ -37,7 +37,7 @@ def trained_classifier(part: Part, n_epochs: int, seed: int, file: Path) -> nn.M
     """Train it, or find it trained.
 
     Args:
-        part: Images that are seen by no judge.
+        part: Images to train on, none of which it judges.
         n_epochs: How many epochs.
         seed: Of weights and order.
         file: Where its weights are kept.

@@ -131,7 +131,10 @@ def measure(key: Row, zoo: Zoo) -> list[Row]:
     """
     setting = Setting(key["data"], key["net"], key["epochs"], key["seed"])
     images = zoo.images(setting.data)
-    file = zoo.folder / f"classifier-{setting.data}-{setting.seed}.pt"
+    file = (
+        zoo.folder
+        / f"classifier-{setting.data}-{key['judge_epochs']}-{setting.seed}.pt"
+    )
     judge = trained_classifier(images.train, key["judge_epochs"], setting.seed, file)
     part = images.test.rows(None, key["test_images"])
     test = Part(part.x.flatten(1), part.labels)

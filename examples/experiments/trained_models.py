@@ -101,7 +101,7 @@ class Zoo:
         return self.loaded[name]
 
     def loader(self, setting: Setting) -> DataLoader[Any]:
-        """The training images in random order, the same for all models.
+        """The training images in a random order that the seed alone decides.
 
         Args:
             setting: Which ones.
@@ -110,7 +110,10 @@ class Zoo:
             Yields ``(x,)``.
         """
         data = TensorDataset(setting.shaped(self.images(setting.data).train.x))
-        batches = BatchSampler(RandomSampler(data), BATCH, drop_last=False)
+        order = RandomSampler(
+            data, generator=torch.Generator().manual_seed(setting.seed)
+        )
+        batches = BatchSampler(order, BATCH, drop_last=False)
         return DataLoader(data, sampler=batches, batch_size=None)
 
     def model(self, name: str, setting: Setting) -> Any:

@@ -42,7 +42,12 @@ KINKED_NODES = (
     "ClampMaxBackward",
     "MaximumBackward",
     "MinimumBackward",
+    "MaxBackward",
+    "MinBackward",
+    "AmaxBackward",
+    "AminBackward",
 )
+NORMS = ("NormBackward", "LinalgVectorNormBackward")
 
 
 def require_smooth(model: Module) -> None:
@@ -94,13 +99,13 @@ def _is_kinked(node: Any) -> bool:
     if _name(node) == "EluBackward":  # SELU, too
         return node._saved_alpha * node._saved_input_scale != 1
     if _name(node) == "ClampMinBackward":  # after a norm it guards a division
-        return not _name(node.next_functions[0][0]).endswith("NormBackward")
+        return _name(node.next_functions[0][0]) not in NORMS
     return _name(node) in KINKED_NODES
 
 
 def _of_softsign(node: Any) -> list[Any]:
     """The absolute value in ``x / (1 + |x|)``, whose kink cancels."""
-    if _name(node) != "DivBackward":
+    if _name(node) != "DivBackward" or len(node.next_functions) != 2:
         return []
     above, (below, _) = node.next_functions
     if _name(below) != "AddBackward":

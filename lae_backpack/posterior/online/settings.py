@@ -77,8 +77,8 @@ class OnlineSettings:
     def published(cls, n_data: int) -> OnlineSettings:
         """What the published code does where it departs from its paper.
 
-        H starts at the number of data instead of nothing, the GGN is halved, and the
-        curvature is that of the sampled network.
+        H starts at the number of data instead of nothing, the GGN is halved, the
+        curvature is that of the sampled network, and nothing warms up.
 
         Args:
             n_data: How much data there is.
@@ -88,6 +88,7 @@ class OnlineSettings:
         """
         return cls(
             curvature_at="sample",
+            warmup_steps=0,
             antithetic=False,
             initial_precision=float(n_data),
             curvature_factor=0.5,
