@@ -29,24 +29,28 @@ def content_of(experiment: str) -> dict[str, Any] | None:
 
 
 def rows_of(experiment: str) -> list[Row]:
-    """The rows of an experiment's longest training.
+    """The rows of an experiment's largest runs.
 
     Args:
         experiment: Its name.
 
     Returns:
-        Rows; of each net and data set those with most epochs, none if it was not run.
+        Rows; of each net, data set and task those with most epochs, networks and test
+        images, none if it was not run.
     """
     content = content_of(experiment) or {"rows": []}
-    longest: dict[Any, int] = {}
+    largest: dict[Any, list[int]] = {}
     for row in content["rows"]:
-        world = row.get("net"), row.get("data"), row.get("task")
-        longest[world] = max(longest.get(world, 0), row["epochs"])
-    return [
-        row
-        for row in content["rows"]
-        if row["epochs"] == longest[row.get("net"), row.get("data"), row.get("task")]
-    ]
+        largest[_world(row)] = max(largest.get(_world(row), []), _size(row))
+    return [row for row in content["rows"] if _size(row) == largest[_world(row)]]
+
+
+def _world(row: Row) -> tuple[Any, ...]:
+    return row.get("net"), row.get("data"), row.get("task")
+
+
+def _size(row: Row) -> list[int]:
+    return [row.get(name, 0) for name in ("epochs", "networks", "test_images")]
 
 
 def chosen(rows: Iterable[Row], where: Row) -> list[Row]:

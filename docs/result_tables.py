@@ -87,6 +87,7 @@ class Experiment:
     name: str
     title: str
     tables: tuple[Table, ...]
+    figures: tuple[str, ...] = ()  # more of them, by how their files' names begin
 
     def markdown(self) -> list[str]:
         """The part.
@@ -98,27 +99,32 @@ class Experiment:
         if content is None:
             return [*title, f"Not run yet: `examples/experiments/{self.name}.py`.", ""]
         rows = rows_of(self.name)
-        figures = sorted(RESULTS.glob(f"{self.name}*.png"))
-        if self.name == "ood_scores":
-            figures += sorted(RESULTS.glob("ood_histograms*.png"))
+        figures = chain.from_iterable(
+            sorted(RESULTS.glob(f"{name}*.png")) for name in (self.name, *self.figures)
+        )
         drawn = [
             f"![{figure.stem}](../{figure.relative_to(ROOT).as_posix()})"
             for figure in figures
         ]
         tables = chain.from_iterable(table.markdown(rows) for table in self.tables)
-        return [*title, *tables, *chain(*([d, ""] for d in drawn)), *about(content)]
+        return [
+            *title,
+            *tables,
+            *chain(*([d, ""] for d in drawn)),
+            *about(content, rows),
+        ]
 
 
-def about(content: Row) -> list[str]:
+def about(content: Row, rows: list[Row]) -> list[str]:
     """How an experiment was made.
 
     Args:
         content: Of its file.
+        rows: Those of it that are shown.
 
     Returns:
         Markdown.
     """
-    rows = content["rows"]
     commands = ", ".join(
         f"`{c}`" for c in dict.fromkeys(row["command"] for row in rows)
     )

@@ -172,9 +172,7 @@ def test_calibrated_is_nearer_than_monte_carlo_and_costs_no_more():
 def test_cost_runs(run):
     printed, content = run("cost")
     assert len(content["rows"]) == 4 * len(PEERS) == len(printed.strip().splitlines())
-    # A busy machine may let a slow peer look too slow for the next size.
-    assert all(row["seconds"] or row["does_not_fit"] for row in content["rows"])
-    assert sum(row["seconds"] is not None for row in content["rows"]) >= 3 * len(PEERS)
+    assert all(row["seconds"] > 0 for row in content["rows"])
 
 
 def test_what_does_not_fit_is_refused_with_the_reason():

@@ -100,7 +100,33 @@ def test_page_says_first_what_did_not_reproduce(tmp_path: Path, monkeypatch):
     assert "31.50 ± 0.707 where 25.8 is reported (not reached: higher)" in failed
     assert "approx" not in failed and "2 reproduced, 2 did not" in failed
     assert "| online | approx | unit | 24.50 ± 0.707 | 24.00 ± 0.000 |" in rest
-    assert "![table2](../table2.png)" in rest and "seeds 0, 1; epochs 1, 9" in rest
+    assert "![table2](../table2.png)" in rest and "seeds 0, 1; epochs 9;" in rest
+
+
+def test_a_statement_holds_does_not_or_was_not_run(tmp_path: Path, monkeypatch):
+    script = page_script()
+    monkeypatch.setattr(sys.modules["reproduction"], "RESULTS", tmp_path)
+    (said,) = (s for s in script.STATEMENTS if "1 to 15 labels" in s.words)
+
+    def verdict(**accuracies: float) -> bool | None:
+        rows = [
+            {"task": "classes", "per_class": n, "model": model, "accuracy": value,
+             "epochs": 1}
+            for n in (1, 15)
+            for model, value in accuracies.items()
+        ]  # fmt: skip
+        (tmp_path / "few_labels.json").write_text(json.dumps({"rows": rows}))
+        return said.verdict()[0]
+
+    assert said.verdict()[0] is None and verdict() is None
+    assert verdict(VAE=0.5) is None and verdict(online=0.5) is None
+    assert verdict(online=0.6, VAE=0.5, other=0.4) is True
+    assert verdict(online=0.6, VAE=0.5, other=0.7) is False
+    rows = [{"task": "classes", "per_class": 1, "model": "online", "epochs": 1}]
+    rows.append({**rows[0], "model": "VAE"})
+    (tmp_path / "few_labels.json").write_text(json.dumps({"rows": rows}))
+    with pytest.raises(KeyError):  # a field that is not there is a mistake
+        said.verdict()
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -219,7 +219,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, and draw it."""
-    parser = parser_of(__doc__, epochs=30)
+    parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--conv-epochs", type=int, default=15, help="for attributes")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--copies", type=int, default=100, help="codes of an image")

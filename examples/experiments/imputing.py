@@ -206,7 +206,7 @@ def draw_fillings(zoo: Zoo, setting: Setting, path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, and draw some of it."""
-    parser = parser_of(__doc__, epochs=30)
+    parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--networks", type=int, default=5, help="in each stage")
     parser.add_argument("--test-images", type=int, default=10_000)

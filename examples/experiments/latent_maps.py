@@ -207,7 +207,7 @@ def draw(zoo: Zoo, rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, and draw."""
-    parser = parser_of(__doc__, epochs=30)
+    parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--grid", type=int, default=50, help="points on each side")
     parser.add_argument("--networks", type=int, default=100, help="drawn for a map")

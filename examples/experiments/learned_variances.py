@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from plain_autoencoder import UNLIMITED, MakeNet, PlainAutoEncoder
 from torch import Tensor, nn
-from torch.distributions import Normal
+from torch.distributions import Normal, kl_divergence
 from typing_extensions import override
 
 LEAST_LOG_SIGMA = -3.0  # below, constant pixels would decide everything
@@ -83,16 +83,19 @@ class VAE(LearnedVariance):
 
     n_networks = UNLIMITED
 
+    def _codes(self, x: Tensor) -> Normal:
+        deviation = (0.5 * self.spread.encoder(x)).exp()
+        return Normal(self.net.encoder(x), deviation, validate_args=False)
+
     @override
     def code(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        mean, log_variance = self.net.encoder(x), self.spread.encoder(x)
-        noise = torch.empty_like(mean).normal_(generator=generator)
-        return mean + (0.5 * log_variance).exp() * noise
+        codes = self._codes(x)
+        noise = torch.empty_like(codes.mean).normal_(generator=generator)
+        return codes.mean + codes.stddev * noise
 
     @override
     def loss(self, x: Tensor) -> Tensor:
-        mean, log_variance = self.net.encoder(x), self.spread.encoder(x)
-        codes = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
-        log_density = self.pixels(codes).log_prob(x).sum()
-        squares = mean.square() + log_variance.exp() - log_variance - 1
-        return (0.5 * squares.sum() - log_density) / len(x)
+        codes = self._codes(x)
+        log_density = self.pixels(codes.rsample()).log_prob(x).sum()
+        divergence = kl_divergence(codes, Normal(0.0, 1.0)).sum()
+        return (divergence - log_density) / len(x)

@@ -217,7 +217,7 @@ def draw_histograms(key: Row, scores: dict[str, dict[str, Tensor]], path: Path) 
 
 def main() -> None:
     """Run what is missing, and draw all of it."""
-    parser = parser_of(__doc__, epochs=30)
+    parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--conv-epochs", type=int, default=15, help="quarter width")
     parser.add_argument("--full-epochs", type=int, default=6, help="full width")
     parser.add_argument("--nets", nargs="+", default=["linear", "conv/4", "conv"])

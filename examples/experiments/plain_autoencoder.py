@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,21 @@ MakeNet = Callable[[], AutoEncoder]
 UNLIMITED = 10**9
 
 
-def generator_of(x: Tensor, generator: torch.Generator | None) -> torch.Generator:
-    """A generator of its own for one pass.
+def generators(
+    x: Tensor, count: int, generator: torch.Generator | None
+) -> Iterator[torch.Generator]:
+    """A generator of its own for each pass.
 
     Args:
         x: A batch, for the device.  # [N, *in]
-        generator: Where its seed comes from.
+        count: How many passes.
+        generator: Where their seeds come from.
 
-    Returns:
-        The generator.
+    Yields:
+        The generators.
     """
-    return torch.Generator(x.device).manual_seed(new_seed(generator))
+    for _ in range(count):
+        yield torch.Generator(x.device).manual_seed(new_seed(generator))
 
 
 class PlainAutoEncoder(nn.Module):
@@ -65,11 +69,8 @@ class PlainAutoEncoder(nn.Module):
         Returns:
             Pixels.  # [S, N, *in]
         """
-        drawn = [
-            self.decode(self.code(x, own), own)
-            for own in (generator_of(x, generator) for _ in range(n_samples))
-        ]
-        return torch.stack(drawn)
+        passes = generators(x, n_samples, generator)
+        return torch.stack([self.decode(self.code(x, own), own) for own in passes])
 
     def latent_samples(
         self, x: Tensor, n_samples: int, *, generator: torch.Generator | None = None
@@ -84,11 +85,8 @@ class PlainAutoEncoder(nn.Module):
         Returns:
             The codes.  # [S, N, K]
         """
-        drawn = [
-            self.code(x, own)
-            for own in (generator_of(x, generator) for _ in range(n_samples))
-        ]
-        return torch.stack(drawn)
+        passes = generators(x, n_samples, generator)
+        return torch.stack([self.code(x, own) for own in passes])
 
     def code(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a code for each image.

@@ -52,7 +52,7 @@ def run_missing(
             "command": environment()["command"],
         }
         rows += [{**key, **row, **about} for row in found]
-        write_json(file, {"seed": key["seed"], "rows": rows})
+        write_json(file, {"seed": min(row["seed"] for row in rows), "rows": rows})
         for row in found:
             print("   ", *(f"{k}={_short(v)}" for k, v in row.items()), flush=True)
     return rows

@@ -64,14 +64,14 @@ for _ in range(20):
 # Two lines
 # ---------
 # One pass over the data. The noise of the pixels is taken from the residuals
-# (``sigma_noise="residual"``, the default), the prior precision from the evidence.
+# (``sigma_noise="residual"``, the default); the prior precision stays at 1, because the
+# evidence makes autoencoders too sure (see the gotchas).
 
 from lae_backpack import LaplaceAE
 
 weights_before = [p.clone() for p in model.parameters()]
 la = LaplaceAE(model)
 la.fit(loader)
-la.optimize_prior_precision()
 print(f"noise {la.sigma_noise.item():.3f}, prior {la.prior_precision.item():.2f}")
 
 # %%

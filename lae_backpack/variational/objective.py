@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,14 +43,43 @@ def divergence(
     Returns:
         The Kullback-Leibler divergence, summed over weights.  # []
     """
-    parts = []
-    for mean, log_sigma, scale in zip(means, log_sigmas, scales, strict=True):
-        # Dot products, because passes over all weights are what a step costs here.
-        m, sigma = mean.flatten(), log_sigma.flatten().exp()
-        squares = (torch.dot(sigma, sigma) + torch.dot(m, m)) / scale**2
-        logs = log_sigma.sum() - mean.numel() * scale.log()
-        parts.append(squares - mean.numel() - 2 * logs)
-    return 0.5 * torch.stack(parts).sum()
+    return _Divergence.apply(torch.stack(list(scales)), *means, *log_sigmas)
+
+
+class _Divergence(torch.autograd.Function):
+    """Brings its gradient along: a graph of many small nodes costs more than it."""
+
+    @staticmethod
+    def forward(ctx: Any, scales: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(scales, *tensors)
+        means, log_sigmas = (_flat(part) for part in _halves(tensors))
+        squares = [torch.dot(m, m) for m in means]
+        variances = [torch.dot(s, s) for s in (logs.exp() for logs in log_sigmas)]
+        sizes = scales.new_tensor([len(m) for m in means])
+        spread = (torch.stack(squares) + torch.stack(variances)) / scales**2
+        logs = torch.stack([logs.sum() for logs in log_sigmas]) - sizes * scales.log()
+        return (0.5 * (spread - sizes) - logs).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        scales, *tensors = ctx.saved_tensors
+        means, log_sigmas = _halves(tensors)
+        factors = (above[0] / scales**2).unbind()
+        of_means = map(torch.mul, means, factors)
+        of_log_sigmas = [
+            (2 * logs).exp() * factor - above[0]
+            for logs, factor in zip(log_sigmas, factors, strict=True)
+        ]
+        return None, *of_means, *of_log_sigmas
+
+
+def _halves(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    count = len(tensors) // 2
+    return tensors[:count], tensors[count:]
+
+
+def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.flatten() for tensor in tensors]
 
 
 def fisher_penalty(

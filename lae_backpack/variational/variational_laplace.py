@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from lae_backpack.posterior.batches import require_sized
 from lae_backpack.posterior.choices import require_at_least_one, require_one_of
+from lae_backpack.posterior.online.optimizers import adam
 from lae_backpack.posterior.structures import ApproxDiagLaplace
 from lae_backpack.variational.activations import require_smooth, require_smooth_graph
 from lae_backpack.variational.bridge import as_laplace, inputs_and_targets
@@ -251,7 +252,7 @@ class VariationalLaplace(nn.Module):
         """
         require_at_least_one("n_epochs", n_epochs)
         n_data = require_sized(loader)
-        optimizer = torch.optim.Adam(self.parameter_groups(lr, multiplier))
+        optimizer = adam(self.parameter_groups(lr, multiplier), lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_epochs)
         device = self.log_sigmas[0].device
         history = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,18 +16,21 @@ if TYPE_CHECKING:
     from lae_backpack.posterior.autoencoder import LaplaceAE
 
 
-def adam(params: Sequence[Tensor], lr: float) -> Adam:
+def adam(params: Sequence[Tensor] | Sequence[dict[str, Any]], lr: float) -> Adam:
     """The optimiser of a run that was given none.
 
     Args:
-        params: What it moves.
-        lr: The learning rate.
+        params: What it moves, or groups of it.
+        lr: The learning rate of what has none of its own.
 
     Returns:
         Adam.
     """
     # One kernel instead of a dozen, where there is one.
-    fused = all(p.device.type in ("cpu", "cuda") for p in params)
+    tensors = chain.from_iterable(
+        one["params"] if isinstance(one, dict) else [one] for one in params
+    )
+    fused = all(p.device.type in ("cpu", "cuda") for p in tensors)
     return Adam(params, lr, fused=fused)
 
 
