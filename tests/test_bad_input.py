@@ -178,6 +178,16 @@ def test_a_stream_fits_post_hoc_and_online_training_explains():
     assert len(list(batches)) == 3  # nothing was taken out of it
 
 
+def test_items_that_are_batches_fit_post_hoc_and_online_training_explains():
+    known, la = fitted(), LaplaceAE(model(), hessian_structure="mixed_diag")
+    whole = DataLoader(list(images().split(4)), batch_size=None)
+    la.fit(whole)
+    torch.testing.assert_close(la.H, known.H)
+    words = "batch_size=None: items of its dataset are whole batches.*BatchSampler"
+    with Untouched(known), pytest.raises(TypeError, match=words):
+        known.fit_online(whole, 1)
+
+
 def test_a_model_that_is_no_autoencoder():
     half = nn.Module()
     half.encoder = nn.Linear(2, 1)

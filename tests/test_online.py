@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from lae_backpack import AutoEncoder, LaplaceAE, diag_ggn
 from lae_backpack.posterior.online.noisy_copy import SHIFTS, NoisyCopy
@@ -76,6 +84,34 @@ def test_every_step_updates_the_precision_so(update):
         share = 4 / 12
         precision = updated(precision, curvature_at(mean, x, 128) / share, settings)
     torch.testing.assert_close(la.H, precision)
+
+
+def test_data_are_counted_however_batches_are_made():
+    """Images and not batches, or the precision is too low by the size of a batch."""
+    data = TensorDataset(images(12))
+    order = SequentialSampler(data)
+    some = SubsetRandomSampler(range(8))
+    ways = {
+        "batch size": (DataLoader(data, 4), 12),
+        "sampler of batches": (
+            DataLoader(data, sampler=BatchSampler(order, 4, False), batch_size=None),
+            12,
+        ),
+        "batch sampler": (
+            DataLoader(data, batch_sampler=BatchSampler(order, 4, False)),
+            12,
+        ),
+        "of a part": (DataLoader(data, batch_sampler=BatchSampler(some, 4, False)), 8),
+        "part": (DataLoader(data, 4, sampler=some), 8),
+    }
+    precisions = {}
+    for name, (batches, count) in ways.items():
+        la = LaplaceAE(model())
+        la.fit_online(batches, 1, generator=seeded(), progress_bar=False)
+        assert la.n_data == count, name
+        precisions[name] = la.H
+    for name in ("sampler of batches", "batch sampler"):
+        torch.testing.assert_close(precisions[name], precisions["batch size"])
 
 
 @pytest.mark.parametrize("refresh_every", [1, 4])

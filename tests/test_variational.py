@@ -148,6 +148,17 @@ def test_divergence_is_torchs():
     q = Normal(flat(vl.means), flat(s.exp() for s in vl.log_sigmas))
     expected = kl_divergence(q, Normal(torch.zeros(()), torch.tensor(0.7))).sum()
     torch.testing.assert_close(vl.kl(), expected)
+    weights = [*vl.means, *vl.log_sigmas]
+    ours, theirs = (
+        torch.autograd.grad(value, weights, create_graph=True)
+        for value in (vl.kl(), expected)
+    )
+    torch.testing.assert_close(ours, theirs)
+    twice = [
+        torch.autograd.grad(flat(of).square().sum(), weights) for of in (ours, theirs)
+    ]
+    torch.testing.assert_close(*twice)
+    expected = expected.detach()
     terms = vl.terms(torch.randn(4, 2), torch.zeros(4).long(), n_data=100)
     torch.testing.assert_close(terms.kl, expected / 100)
     torch.testing.assert_close(

@@ -186,6 +186,7 @@ def planned(args: Any) -> list[Row]:
     return [
         {"model": model, **task, **both, "seed": seed}
         for task, seed in runs
+        if task["task"] in args.tasks
         for model in NAMES
     ]
 
@@ -222,6 +223,7 @@ def main() -> None:
     parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--conv-epochs", type=int, default=15, help="for attributes")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--tasks", nargs="+", default=["classes", "attributes"])
     parser.add_argument("--copies", type=int, default=100, help="codes of an image")
     parser.add_argument("--repetitions", type=int, default=5, help="choices of images")
     parser.add_argument("--most-labels", type=int, default=100, help="of each class")

@@ -19,7 +19,7 @@ from lae_backpack.lightning.trainer import (
     whole_number,
 )
 from lae_backpack.posterior.autoencoder import LaplaceAE
-from lae_backpack.posterior.batches import BatchCheck, images_of, require_sized
+from lae_backpack.posterior.batches import BatchCheck, images_of, require_countable
 from lae_backpack.posterior.choices import require_one_of
 from lae_backpack.posterior.online.optimizers import (
     adam,
@@ -150,7 +150,7 @@ class LaplaceAEModule(Checkpoints):
             )
         require_optimizer_of(self.la, optimizer)
         loader: Any = self.trainer.train_dataloader
-        n_data, n_steps = require_sized(loader), n_steps_of(self.trainer)
+        n_data, n_steps = require_countable(loader), n_steps_of(self.trainer)
         self._run = OnlineRun(
             la=self.la,
             loader=loader,

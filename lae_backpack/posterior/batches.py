@@ -12,8 +12,14 @@ from lae_backpack.curvature.recorder import lock_of
 from lae_backpack.curvature.suspended import without_storing
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.chunks import automatic_size
+from lae_backpack.posterior.finite import first_not_finite
 from lae_backpack.posterior.sampling import evaluating
-from lae_backpack.posterior.shards import n_own_samples, n_samples, own_part
+from lae_backpack.posterior.shards import (
+    n_own_samples,
+    n_samples,
+    own_part,
+    yields_whole_items,
+)
 
 NO_BATCH = "The loader yields no batch. Give it a dataset with data."
 
@@ -65,6 +71,28 @@ def require_sized(loader: Iterable[object]) -> int:
     return n_data
 
 
+def require_countable(loader: Iterable[object]) -> int:
+    """As ``require_sized``, for those who weigh a batch by its share of the data.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        The samples of an epoch.
+
+    Raises:
+        TypeError: Also if its samples cannot be counted.
+    """
+    if yields_whole_items(loader):
+        raise TypeError(
+            "Training must know how much data there is, and the loader has "
+            "batch_size=None: items of its dataset are whole batches of any size. Use "
+            "DataLoader(dataset, batch_size=...), or sampler=BatchSampler(...) where "
+            "the dataset takes lists of indices."
+        )
+    return require_sized(loader)
+
+
 def n_data_of_all_ranks(loader: Iterable[object]) -> int:
     """How much data there is in an epoch.
 
@@ -79,7 +107,7 @@ def n_data_of_all_ranks(loader: Iterable[object]) -> int:
     """
     own = n_own_samples(loader)
     if own is None or distributed.n_ranks() == 1:
-        return require_sized(loader)
+        return require_countable(loader)
     (n_data,) = distributed.meet(own)
     if n_data == 0:
         raise ValueError(NO_BATCH)
@@ -210,7 +238,7 @@ def checked_images(x: Tensor, model: Module, name: str = "x") -> Tensor:
             f"{name} has shape {tuple(x.shape)}, [N, ...] with N of at least 1 is "
             "needed. Give a single image a batch dimension with x[None]."
         )
-    if not all(torch.isfinite(chunk).all() for chunk in x.split(automatic_size(x))):
+    if any(first_not_finite([(name, chunk)]) for chunk in x.split(automatic_size(x))):
         raise ValueError(
             f"{name} has pixels that are not finite. Clean the data, for instance with "
             "torch.nan_to_num."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sized
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import BatchSampler, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from lae_backpack.posterior import distributed
 
@@ -107,12 +107,28 @@ def n_samples(loader: Iterable[Any]) -> int | None:
     Returns:
         Their number, or ``None``.
     """
-    # A sampler may leave some of the data out.
-    for name in ("sampler", "dataset"):
-        holder = getattr(loader, name, None)
-        if isinstance(holder, Sized):
-            return len(holder)
-    return None
+    # A sampler may leave some of the data out, and may stand below one of batches.
+    names = "batch_sampler", "sampler", "dataset"
+    holders = [getattr(loader, name, None) for name in names]
+    below = [h.sampler for h in holders[:2] if type(h) is BatchSampler]
+    found = (h for h in (*below, *holders[1:]) if isinstance(h, Sized))
+    return next(map(len, found), None)
+
+
+def yields_whole_items(loader: Iterable[Any]) -> bool:
+    """Whether a loader takes an item of its dataset for a batch.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        Whether it does, so that nobody knows how many samples there are.
+    """
+    return (
+        isinstance(loader, DataLoader)
+        and loader.batch_sampler is None
+        and not isinstance(loader.sampler, BatchSampler)
+    )
 
 
 def n_own_of_accelerate(shard: Any) -> int:

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from tqdm import tqdm
 from typing_extensions import override
 
-from lae_backpack.posterior.batches import require_sized
+from lae_backpack.posterior.batches import require_countable
 from lae_backpack.posterior.choices import require_at_least_one, require_one_of
 from lae_backpack.posterior.online.optimizers import adam
 from lae_backpack.posterior.structures import ApproxDiagLaplace
@@ -251,7 +251,7 @@ class VariationalLaplace(nn.Module):
             The bound per sample, the mean of each epoch.
         """
         require_at_least_one("n_epochs", n_epochs)
-        n_data = require_sized(loader)
+        n_data = require_countable(loader)
         optimizer = adam(self.parameter_groups(lr, multiplier), lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_epochs)
         device = self.log_sigmas[0].device

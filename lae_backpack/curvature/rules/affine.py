@@ -237,7 +237,10 @@ class LinearRule(AffineRule):
 
     @override
     def weight_gradient(self, module: Layer, x: Tensor, grad: Tensor) -> Tensor:
-        return grad.flatten(0, -2).T @ x.flatten(0, -2)
+        grads, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        if len(grads) == 1:  # a matrix product is slow at that
+            return torch.outer(grads[0], inputs[0])
+        return grads.T @ inputs
 
     @override
     def weight_gradients(self, module: Layer, x: Tensor, grads: Tensor) -> Tensor:

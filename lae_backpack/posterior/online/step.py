@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lae_backpack.posterior import distributed
-from lae_backpack.posterior.online.finite import (
+from lae_backpack.posterior.finite import (
     first_layer_not_finite,
     first_not_finite,
     stop_message,
