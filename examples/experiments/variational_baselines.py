@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,26 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from lae_backpack.variational import Terms, VariationalLaplace
+
+
+class _Drawn(torch.autograd.Function):
+    """Weights around their means, in one node for all tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, generator: torch.Generator | None, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        means, log_sigmas = tensors[:count], tensors[count:]
+        noises = [torch.empty_like(m).normal_(generator=generator) for m in means]
+        shifts = [
+            logs.exp().mul_(n) for logs, n in zip(log_sigmas, noises, strict=True)
+        ]
+        ctx.save_for_backward(*shifts)
+        return tuple(map(torch.add, means, shifts))
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *above, *map(torch.mul, above, ctx.saved_tensors)
 
 
 class SampledWeights(VariationalLaplace):
@@ -24,14 +45,10 @@ class SampledWeights(VariationalLaplace):
         n_data: int,
         generator: torch.Generator | None = None,
     ) -> Terms:
-        names = [n for n, p in self.model.named_parameters() if p.requires_grad]
-        drawn = {}
-        for name, mean, log_sigma in zip(
-            names, self.means, self.log_sigmas, strict=True
-        ):
-            noise = torch.empty_like(mean).normal_(generator=generator)
-            drawn[name] = torch.addcmul(mean, log_sigma.exp(), noise)
-        output = functional_call(self.model, drawn, (x,))
+        means = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        drawn = _Drawn.apply(generator, len(means), *means.values(), *self.log_sigmas)
+        weights = dict(zip(means, drawn, strict=True))
+        output = functional_call(self.model, weights, (x,))
         self.n_data, self.n_outputs = n_data, output[0].numel()
         log_likelihood = self.likelihood.log_prob(output, y) / len(x)
         kl = self.beta * self.kl() / n_data
@@ -79,10 +96,9 @@ def softplus_cnn(width: int = 16, classes: int = 10) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(1, width, 3, stride=2, padding=1),
         nn.Softplus(),
-        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
         nn.Softplus(),
+        nn.AvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(2 * width * 49, 64),
-        nn.Softplus(),
-        nn.Linear(64, classes),
+        nn.Linear(2 * width * 49, classes),
     )
