@@ -13,6 +13,7 @@ from published_numbers import Claim
 
 RESULTS = Path(__file__).parents[1] / "examples" / "experiments" / "results"
 Row = dict[str, Any]
+SIZES = ("epochs", "networks", "copies", "repetitions", "test_images")
 
 
 def content_of(experiment: str) -> dict[str, Any] | None:
@@ -35,8 +36,8 @@ def rows_of(experiment: str) -> list[Row]:
         experiment: Its name.
 
     Returns:
-        Rows; of each net, data set and task those with most epochs, networks and test
-        images, none if it was not run.
+        Rows; of each net, data set and task those with most epochs, then networks and
+        so on, none if it was not run.
     """
     content = content_of(experiment) or {"rows": []}
     largest: dict[Any, list[int]] = {}
@@ -50,7 +51,7 @@ def _world(row: Row) -> tuple[Any, ...]:
 
 
 def _size(row: Row) -> list[int]:
-    return [row.get(name, 0) for name in ("epochs", "networks", "test_images")]
+    return [row.get(name, 0) for name in SIZES]
 
 
 def chosen(rows: Iterable[Row], where: Row) -> list[Row]:

@@ -9,7 +9,12 @@ import torch
 from laplace import Laplace
 from laplace.baselaplace import BaseLaplace
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+)
 
 from lae_backpack import AutoEncoder, LaplaceAE, OnlineSettings
 from tests.test_autoencoder import images, model
@@ -184,8 +189,11 @@ def test_items_that_are_batches_fit_post_hoc_and_online_training_explains():
     la.fit(whole)
     torch.testing.assert_close(la.H, known.H)
     words = "batch_size=None: items of its dataset are whole batches.*BatchSampler"
-    with Untouched(known), pytest.raises(TypeError, match=words):
-        known.fit_online(whole, 1)
+    own = type("Own", (BatchSampler,), {})(range(10), 4, False)  # may do anything
+    unknown = DataLoader(TensorDataset(images()), sampler=own, batch_size=None)
+    for loader in (whole, unknown):
+        with Untouched(known), pytest.raises(TypeError, match=words):
+            known.fit_online(loader, 1)
 
 
 def test_a_model_that_is_no_autoencoder():

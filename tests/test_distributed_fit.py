@@ -22,7 +22,7 @@ from torch.utils.data import (
 from lae_backpack import AutoEncoder, LaplaceAE
 from lae_backpack.posterior import distributed
 from lae_backpack.posterior.calibrating import calibrated
-from lae_backpack.posterior.shards import Shard
+from lae_backpack.posterior.shards import Shard, n_own_samples
 from tests.ranks import outcomes_on_ranks, run_on_ranks
 
 STRUCTURES = ["approx_diag", "mixed_diag", "block_diag"]
@@ -213,6 +213,18 @@ def test_shards_have_each_sample_once(n, drop_last):
         assert shard.n_seen == len(own)
         seen += own
     assert len(seen) == len(set(seen)) == (n // 4 * 4 if drop_last else n)
+
+
+@pytest.mark.parametrize("place", ["batch_sampler", "sampler"])
+def test_samples_of_a_rank_are_counted_below_batches(place: str):
+    data = TensorDataset(torch.arange(5))
+    sampler = DistributedSampler(data, 2, rank=1, shuffle=False)  # 1, 3, and 0 again
+    batches: dict[str, Any] = {place: BatchSampler(sampler, 2, drop_last=False)}
+    if place == "sampler":
+        batches["batch_size"] = None
+    loader = DataLoader(data, **batches)
+    assert n_own_samples(loader) == 2
+    assert torch.cat([rows for (rows,) in Shard(loader)]).tolist() == [1, 3]
 
 
 def test_shards_cut_all_kinds_of_batches():

@@ -119,11 +119,12 @@ def test_a_statement_holds_does_not_or_was_not_run(tmp_path: Path, monkeypatch):
         return said.verdict()[0]
 
     assert said.verdict()[0] is None and verdict() is None
-    assert verdict(VAE=0.5) is None and verdict(online=0.5) is None
-    assert verdict(online=0.6, VAE=0.5, other=0.4) is True
-    assert verdict(online=0.6, VAE=0.5, other=0.7) is False
-    rows = [{"task": "classes", "per_class": 1, "model": "online", "epochs": 1}]
-    rows.append({**rows[0], "model": "VAE"})
+    rivals = dict.fromkeys(sys.modules["published_statements"].OTHERS, 0.5)
+    assert verdict(**rivals) is None and verdict(online=0.6, VAE=0.5) is None
+    assert verdict(online=0.6, **rivals) is True
+    assert verdict(online=0.6, **rivals | {"VAE": 0.7}) is False
+    row = {"task": "classes", "per_class": 1, "epochs": 1}
+    rows = [{**row, "model": model} for model in ("online", *rivals)]
     (tmp_path / "few_labels.json").write_text(json.dumps({"rows": rows}))
     with pytest.raises(KeyError):  # a field that is not there is a mistake
         said.verdict()

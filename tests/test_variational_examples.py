@@ -145,3 +145,20 @@ def test_the_studies_over_beta_and_multiplier_are_complete():
     assert done == set(planned(Plan()))
     predicted = {row["way"] for row in rows}
     assert {"VL (mean)", "VI (mean)", "VI (10 samples)", "MAP"} <= predicted
+
+
+def test_plain_training_is_ahead_by_what_the_docs_say():
+    found = {(row["way"], row["beta"]): row for row in rows_of("variational_fashion")
+             if row["multiplier"] == 10}  # fmt: skip
+    for (way, beta), row in found.items():
+        behind = row["nll"] - found["MAP", beta]["nll"]
+        assert behind > 0 or way == "MAP"
+        assert behind < 0.03 or beta > 0.1
+    cost = json.loads((EXPERIMENTS / "results" / "variational_cost.json").read_text())
+    ratios = cost["cost_over_map"]
+    assert round(5 * ratios["VL, 16 of a batch"] / ratios["VL"]) == 2  # fifths
+    for beta in (0.01, 0.1, 1.0):  # learned as well
+        whole, some = (
+            found[f"{way} (mean)", beta] for way in ("VL", "VL, 16 of a batch")
+        )
+        assert abs(whole["nll"] - some["nll"]) < 0.01

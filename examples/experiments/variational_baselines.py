@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from typing_extensions import override
 
@@ -30,6 +31,7 @@ class _Drawn(torch.autograd.Function):
         return tuple(map(torch.add, means, shifts))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *above, *map(torch.mul, above, ctx.saved_tensors)
 

@@ -3,9 +3,10 @@
     python examples/experiments/variational_fashion.py --data-dir DIR  # or LAE_DATA=DIR
     python examples/experiments/variational_fashion.py --cost   # on an idle machine
 
-Trains a small Softplus CNN in every way for the same epochs, over beta and over the
-learning-rate multiplier of log-sigma; or measures what an epoch costs. Runs that are in
-the results already are not repeated, so it may be stopped and resumed.
+Trains a small Softplus CNN for the same epochs in every way over beta, and in all but
+the slowest over the learning-rate multiplier of log-sigma; or measures what an epoch
+costs. Runs that are in the results already are not repeated, so it may be stopped and
+resumed.
 """
 
 from __future__ import annotations

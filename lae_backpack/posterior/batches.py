@@ -106,7 +106,7 @@ def n_data_of_all_ranks(loader: Iterable[object]) -> int:
         ValueError: If there is no data.
     """
     own = n_own_samples(loader)
-    if own is None or distributed.n_ranks() == 1:
+    if own is None or distributed.n_ranks() == 1 or yields_whole_items(loader):
         return require_countable(loader)
     (n_data,) = distributed.meet(own)
     if n_data == 0:

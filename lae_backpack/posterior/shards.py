@@ -127,7 +127,8 @@ def yields_whole_items(loader: Iterable[Any]) -> bool:
     return (
         isinstance(loader, DataLoader)
         and loader.batch_sampler is None
-        and not isinstance(loader.sampler, BatchSampler)
+        and type(loader.sampler) is not BatchSampler  # others may repeat, or leave out
+        and _n_own_of(loader) is None
     )
 
 
@@ -170,18 +171,18 @@ def _n_own_of(loader: object) -> int | None:
     sampler = _distributed_sampler(loader)
     if sampler is not None:
         return n_own(sampler)
-    shard = getattr(loader, "batch_sampler", None)
-    if type(shard).__name__ == "BatchSamplerShard":  # importing Accelerate takes long
-        if isinstance(getattr(shard, "batch_sampler", None), BatchSampler):
-            return n_own_of_accelerate(shard)
+    for name in ("batch_sampler", "sampler"):
+        shard = getattr(loader, name, None)
+        # By its name: importing Accelerate takes long.
+        if type(shard).__name__ == "BatchSamplerShard":
+            if isinstance(getattr(shard, "batch_sampler", None), BatchSampler):
+                return n_own_of_accelerate(shard)
     return None
 
 
 def _distributed_sampler(loader: object) -> DistributedSampler | None:
-    holders = [loader]
-    batches = getattr(loader, "batch_sampler", None)
-    if isinstance(batches, BatchSampler):
-        holders.append(batches)
+    above = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    holders = [loader, *(one for one in above if isinstance(one, BatchSampler))]
     samplers = (getattr(holder, "sampler", None) for holder in holders)
     return next((s for s in samplers if isinstance(s, DistributedSampler)), None)
 

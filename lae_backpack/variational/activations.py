@@ -42,10 +42,6 @@ KINKED_NODES = (
     "ClampMaxBackward",
     "MaximumBackward",
     "MinimumBackward",
-    "MaxBackward",
-    "MinBackward",
-    "AmaxBackward",
-    "AminBackward",
 )
 NORMS = ("NormBackward", "LinalgVectorNormBackward")
 

@@ -38,20 +38,37 @@ def divergence(
     Args:
         means: The weights' means.
         log_sigmas: The logarithms of their standard deviations.
-        scales: The prior's standard deviations, one for each tensor.  # [] each
+        scales: The prior's standard deviations, one for each tensor; they get no
+            gradient.  # [] each
 
     Returns:
         The Kullback-Leibler divergence, summed over weights.  # []
+
+    Raises:
+        ValueError: If their numbers differ.
     """
+    counts = len(means), len(log_sigmas), len(scales)
+    if len(set(counts)) > 1:
+        raise ValueError(
+            "Means, log-sigmas and prior scales must be equally many, got {} of them, "
+            "{} and {}. Freeze parameters before making a "
+            "VariationalLaplace.".format(*counts)
+        )
     return _Divergence.apply(torch.stack(list(scales)), *means, *log_sigmas)
 
 
 class _Divergence(torch.autograd.Function):
     """Brings its gradient along: a graph of many small nodes costs more than it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, scales: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(scales, *tensors)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def forward(scales: Tensor, *tensors: Tensor) -> Tensor:
         means, log_sigmas = (_flat(part) for part in _halves(tensors))
         squares = [torch.dot(m, m) for m in means]
         variances = [torch.dot(s, s) for s in (logs.exp() for logs in log_sigmas)]
