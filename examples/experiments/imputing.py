@@ -1,6 +1,6 @@
 """Table 3 and figure 11 of the paper: digits of which only the lower half is seen.
 
-python examples/experiments/imputing.py           # not yet measured; three seeds
+python examples/experiments/imputing.py           # three seeds; rows say how long
 python examples/experiments/imputing.py --smoke   # seconds, proves nothing
 
 Missing pixels are filled in by the two-stage procedure, and compared with the *clean*

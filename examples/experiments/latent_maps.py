@@ -1,6 +1,6 @@
 """Figures 1 and 8 of the paper: codes over a map of the decoder's uncertainty.
 
-python examples/experiments/latent_maps.py           # not yet measured
+python examples/experiments/latent_maps.py           # rows say how long
 python examples/experiments/latent_maps.py --smoke   # seconds, proves nothing
 
 Three maps of MNIST: the VAE's learned deviation, and how much decoders differ that are

@@ -1,6 +1,6 @@
 """Figures 9 and 10 of the paper: telling Fashion-MNIST from MNIST, and the reverse.
 
-python examples/experiments/ood_scores.py                # not yet measured
+python examples/experiments/ood_scores.py                # rows say how long
 python examples/experiments/ood_scores.py --nets linear  # only that net
 python examples/experiments/ood_scores.py --smoke        # seconds, proves nothing
 
@@ -211,6 +211,9 @@ def draw_histograms(key: Row, scores: dict[str, dict[str, Tensor]], path: Path) 
         pair = scores["inside"][name], scores["outside"][name]
         names = key["data"], key["outliers"]
         score_histograms(*pair, name=TITLES[name], names=names, ax=ax)
+        ax.get_legend().remove()
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -1,6 +1,6 @@
 """Table 2 of the paper: how well sampled networks reconstruct MNIST's test images.
 
-python examples/experiments/table2.py             # not yet measured; three seeds
+python examples/experiments/table2.py             # three seeds; rows say how long
 python examples/experiments/table2.py --smoke     # seconds, proves nothing
 
 Post hoc: the curvature of a trained autoencoder by KFAC, exact, approximate, mixed and
