@@ -88,8 +88,19 @@ def _certainty(rows: list[Row]) -> float:
     return mean(1 - p["deviation_on_path"] / p["deviation_on_line"] for p in paths)
 
 
+def _of_common_seeds(rows: list[Row]) -> list[Row]:
+    """Rows of the seeds that every line of a table has, which alone compare."""
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        seeds.setdefault((row["way"], row["structure"]), set()).add(row["seed"])
+    common = set.intersection(*seeds.values()) if seeds else set()
+    return [row for row in rows if row["seed"] in common]
+
+
 def _gain_online(noise: str) -> Callable[[list[Row]], float]:
     def gain(rows: list[Row]) -> float:
+        rows = _of_common_seeds([row for row in rows if row["way"] != "plain"])
+
         def least(way: str, noise: str) -> float:
             where = {"way": way, "noise": noise}
             structures = {row["structure"] for row in chosen(rows, where)}

@@ -238,7 +238,8 @@ def checked_images(x: Tensor, model: Module, name: str = "x") -> Tensor:
             f"{name} has shape {tuple(x.shape)}, [N, ...] with N of at least 1 is "
             "needed. Give a single image a batch dimension with x[None]."
         )
-    if any(first_not_finite([(name, chunk)]) for chunk in x.split(automatic_size(x))):
+    chunks = x.split(automatic_size(x))
+    if any(first_not_finite([(name, chunk)]) is not None for chunk in chunks):
         raise ValueError(
             f"{name} has pixels that are not finite. Clean the data, for instance with "
             "torch.nan_to_num."
