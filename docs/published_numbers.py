@@ -25,6 +25,8 @@ DROPOUT = "theirs has no dropout between the encoder's linear layers"
 JUDGE = "their classifier keeps its dropout on, and has seen the images it judges"
 KMNIST = "their outliers are KMNIST, ours Fashion-MNIST"
 
+ONLINE_ERROR = 25.7  # table 2, exact: of the networks' mean
+
 Better = Literal["lower", "higher", "same"]
 
 
@@ -74,7 +76,7 @@ def _errors() -> list[Claim]:
         ("post hoc", "KFAC", (9683.9, 2455.0), (121.6, 24.5), None, KFAC),
         ("post hoc", "exact", (283.3, 88.6), (27.1, 0.9), None, VALIDATION),
         ("post hoc", "approx", (232.0, 65.5), (26.6, 0.6), None, VALIDATION),
-        ("online", "exact", (25.8, 0.2), (25.7, 0.2), (28.49, 28.44), EXACT),
+        ("online", "exact", (25.8, 0.2), (ONLINE_ERROR, 0.2), (28.49, 28.44), EXACT),
         ("online", "approx", (25.9, 0.4), (25.8, 0.4), None, VALIDATION),
     ]
     claims = []

@@ -24,6 +24,7 @@ from lae_backpack.downstream.models import Encodes, KnowsDensity, Reconstructs
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {
     "table2": ({"way", "structure", "error_of_networks", "log_density_unit_noise"}, 14),
+    "longer_training": ({"model", "train", "validation", "test"}, 4),
     "ood_scores": ({"model", "score", "auroc", "auprc", "fpr80"}, 66),
     "imputing": ({"model", "accuracy", "ece"}, 9),
     "few_labels": ({"model", "task", "accuracy"}, 6 * (3 + 5)),

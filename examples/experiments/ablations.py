@@ -1,6 +1,6 @@
 """What each choice of online training does.
 
-python examples/experiments/ablations.py              # not run yet
+python examples/experiments/ablations.py              # rows say how long
 python examples/experiments/ablations.py --seeds 0 1  # more seeds
 python examples/experiments/ablations.py --smoke      # seconds, proves nothing
 

@@ -144,17 +144,22 @@ BASELINES: dict[str, type[PlainAutoEncoder] | type[Ensemble]] = {
 
 
 def train(
-    model: PlainAutoEncoder | Ensemble, loader: Any, n_epochs: int, label: str = ""
+    model: PlainAutoEncoder | Ensemble,
+    loader: Any,
+    n_epochs: int,
+    label: str = "",
+    lr: float = 1e-3,
 ) -> None:
-    """Train a baseline as ``fit_online`` does: Adam at 1e-3 that falls like a cosine.
+    """Train a baseline as ``fit_online`` does: Adam, whose rate falls like a cosine.
 
     Args:
         model: The baseline.
         loader: Yields ``(x,)``.
         n_epochs: How many epochs.
         label: What the progress bar says.
+        lr: The learning rate at the start.
     """
-    optimizer = adam(list(model.parameters()), 1e-3)
+    optimizer = adam(list(model.parameters()), lr)
     schedule = cosine(optimizer, n_epochs * len(loader))
     for _ in tqdm(range(n_epochs), label, leave=False, disable=None):
         for (x,) in loader:

@@ -65,6 +65,7 @@ class Setting:
     net: str = "linear"
     epochs: int = 20
     seed: int = 0
+    lr: float = 1e-3
 
     def shaped(self, x: Tensor) -> Tensor:
         """Images as the net takes them.
@@ -136,11 +137,15 @@ class Zoo:
         if isinstance(model, LaplaceAE):
             how = ONLINE[name][1]
             model.fit_online(
-                self.loader(setting), setting.epochs, settings=how, progress_bar=False
+                self.loader(setting),
+                setting.epochs,
+                lr=setting.lr,
+                settings=how,
+                progress_bar=False,
             )
         else:
             label = f"{name}, {setting.data}, {setting.net}, seed {setting.seed}"
-            train(model, self.loader(setting), setting.epochs, label)
+            train(model, self.loader(setting), setting.epochs, label, setting.lr)
         state = _state(model) | {"seconds": time.perf_counter() - start}
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, path)
@@ -166,7 +171,9 @@ class Zoo:
         return la
 
     def _path(self, name: str, setting: Setting) -> Path:
-        words = setting.data, setting.net, setting.epochs, setting.seed, name
+        words = [setting.data, setting.net, setting.epochs, setting.seed, name]
+        if setting.lr != Setting.lr:
+            words.append(f"lr {setting.lr:g}")
         stem = "-".join(str(word).replace(" ", "_").replace("/", "_") for word in words)
         return self.folder / f"{stem}.pt"
 
