@@ -11,7 +11,7 @@ from itertools import chain
 from published_numbers import CLAIMS, CODE, PAPER
 from published_statements import STATEMENTS
 from readme_section import Section
-from reproduction import Verdict, seeds_together
+from reproduction import Verdict, content_of, rows_of, seeds_together
 from result_tables import (
     ROOT,
     Column,
@@ -205,7 +205,22 @@ def failures() -> list[str]:
     )
     blank = [""] if wrong else []
     title = ["## What did not reproduce", ""]
-    return [*title, filled(count), "", *wrong, *blank, filled(never), ""]
+    rest = filled(f"{never} {time_of_all()}")
+    return [*title, filled(count), "", *wrong, *blank, rest, ""]
+
+
+def time_of_all() -> str:
+    """How long all runs took.
+
+    Returns:
+        A sentence.
+    """
+    names = [e.name for e in EXPERIMENTS if content_of(e.name) is not None]
+    seconds = sum(sum({row["seconds"] for row in rows_of(name)}) for name in names)
+    return (
+        f"All runs took {seconds / 3600:.1f} hours, on one thread each and two at a "
+        "time; two cores do 12 in six hours."
+    )
 
 
 def comparison() -> list[str]:

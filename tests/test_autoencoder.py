@@ -94,6 +94,29 @@ def test_a_sampled_encoder_belongs_to_its_decoder():
         torch.testing.assert_close(decoded, output)
 
 
+def test_sampled_weights_lie_as_the_models_own():
+    """Convolutions whose channels lie last are faster, sampled ones too."""
+    x = torch.rand(4, 1, 8, 8)
+    encoder = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 2)
+    )
+    decoder = nn.Sequential(
+        nn.Linear(2, 48), nn.Unflatten(1, (3, 4, 4)), nn.ConvTranspose2d(3, 1, 2, 2)
+    )
+    found = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = AutoEncoder(encoder, decoder).to(memory_format=memory_format)
+        la = LaplaceAE(model, hessian_structure="mixed_diag")
+        la.fit(DataLoader(TensorDataset(x), 2))
+        own = dict(model.named_parameters())
+        for weights in la.sampler().draws(2, seeded()):
+            assert {n: w.stride() for n, w in weights.items()} == {
+                n: p.stride() for n, p in own.items()
+            }
+        found.append(la.samples(x, 3, generator=seeded()))
+    torch.testing.assert_close(*found)
+
+
 def test_bernoulli_pixels():
     x, net = images(), model()
     la = LaplaceAE(net, "bernoulli", hessian_structure="mixed_diag")

@@ -490,6 +490,29 @@ def test_smooth_functions_are_not_refused(function: Callable[[Tensor], Tensor]):
     assert vl.loss(torch.randn(3, 2), torch.zeros(3).long(), 3).isfinite()
 
 
+def softmax_by_hand(x: Tensor) -> Tensor:
+    weights = (x - x.amax(1, keepdim=True)).exp()
+    return weights / weights.sum(1, keepdim=True)
+
+
+CHOICES = {
+    "amax": softmax_by_hand,
+    "max": lambda x: x - x.max(1, keepdim=True).values,
+    "min": lambda x: x - x.min(),
+    "max_pool": lambda x: F.max_pool1d(x, 2, stride=1, padding=1),
+    "topk": lambda x: x.topk(3, dim=1).values,
+    "sort": lambda x: x.sort(1).values,
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choosing_among_features_is_no_activation(name: str):
+    vl = VariationalLaplace(Called(CHOICES[name]))
+    vl.loss(torch.randn(3, 2), torch.zeros(3).long(), 3).backward()
+    found = [s.grad for s in vl.log_sigmas]
+    assert all(g is not None and g.isfinite().all() for g in found)
+
+
 def test_a_state_tells_how_many_data_and_outputs_there_were():
     x, y = torch.randn(6, 2), torch.arange(6) % 3
     vl = VariationalLaplace(net())

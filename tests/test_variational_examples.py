@@ -47,7 +47,8 @@ def test_steps_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", [script.name, *options])
     runpy.run_path(str(script), run_name="__main__")
     content = json.loads((tmp_path / "variational_cost.json").read_text())
-    assert content["cost_over_map"].keys() == WAYS.keys()
+    assert content["cost_over_map"].keys() == {"CNN", "PreactResNet-18"}
+    assert all(r.keys() == WAYS.keys() for r in content["cost_over_map"].values())
 
 
 def test_projections_keep_the_mass_and_are_turned_sums():
@@ -108,9 +109,8 @@ def test_both_recommendations_beat_the_plain_evidence_on_every_net():
 def test_the_evidence_makes_autoencoders_too_sure():
     """What docs/gotchas.md says, on every net that was trained."""
     rows = rows_of("evidence_autoencoder")
-    seeds, found = {row["seed"] for row in rows}, {}
-    for row in rows:
-        found[row["seed"], row["way"]] = row
+    seeds = {row["seed"] for row in rows}
+    found = {(row["seed"], row["way"]): row for row in rows}
     assert found.keys() == set(product(seeds, AUTOENCODER_WAYS))
     for seed in seeds:
         default = found[seed, "residual noise, prior 1"]
@@ -132,33 +132,36 @@ def test_reconstructions_were_judged_on_strokes_too():
 
 
 def test_variational_laplace_costs_less_than_the_papers():
+    """And what docs/api.md says of the rest."""
     file = EXPERIMENTS / "results" / "variational_cost.json"
-    found = json.loads(file.read_text())["cost_over_map"]
     default = inspect.signature(VariationalLaplace).parameters["penalty_samples"]
-    assert found[f"VL, {default.default} of a batch"] < 2.75
-    assert found["VI"] < 1.03
+    for found in json.loads(file.read_text())["cost_over_map"].values():
+        assert found[f"VL, {default.default} of a batch"] < 2
+        assert 2.75 < found["VL"] < 4 and found["VI"] > 1.03
 
 
 def test_the_studies_over_beta_and_multiplier_are_complete():
     rows = rows_of("variational_fashion")
     done = {(row["trained"], row["beta"], row["multiplier"]) for row in rows}
-    assert done == set(planned(Plan()))
+    assert done == set(planned(Plan(epochs=10, batch_size=128)))
+    betas, uncertain = (0.01, 0.1, 1.0), WAYS.keys() - {"MAP"}
+    assert done >= set(product(WAYS, betas, [10.0]))
+    assert done >= set(product(uncertain, [0.1], (1.0, 3.0, 10.0, 30.0)))
     predicted = {row["way"] for row in rows}
     assert {"VL (mean)", "VI (mean)", "VI (10 samples)", "MAP"} <= predicted
 
 
-def test_plain_training_is_ahead_by_what_the_docs_say():
+def test_all_ways_learn_as_well_as_the_docs_say():
     found = {(row["way"], row["beta"]): row for row in rows_of("variational_fashion")
              if row["multiplier"] == 10}  # fmt: skip
     for (way, beta), row in found.items():
         behind = row["nll"] - found["MAP", beta]["nll"]
-        assert behind > 0 or way == "MAP"
-        assert behind < 0.03 or beta > 0.1
+        assert abs(behind) < 0.005 if beta < 1 else behind > 0 or way == "MAP"
     cost = json.loads((EXPERIMENTS / "results" / "variational_cost.json").read_text())
-    ratios = cost["cost_over_map"]
-    assert round(5 * ratios["VL, 16 of a batch"] / ratios["VL"]) == 2  # fifths
+    ratios = cost["cost_over_map"]["CNN"]
+    assert round(5 * ratios["VL, 16 of a batch"] / ratios["VL"]) == 3  # fifths
     for beta in (0.01, 0.1, 1.0):  # learned as well
         whole, some = (
             found[f"{way} (mean)", beta] for way in ("VL", "VL, 16 of a batch")
         )
-        assert abs(whole["nll"] - some["nll"]) < 0.01
+        assert some["nll"] < whole["nll"]

@@ -93,7 +93,6 @@ def online_steps(rounds: int, smoke: bool) -> list[Row]:
             "plain": plain_training(x),
             "plain, fused": plain_training(x, fused=True),
             "default": online_training(x, OnlineSettings()),
-            "sample": online_training(x, OnlineSettings(curvature_at="sample")),
             "mean": online_training(x, OnlineSettings(curvature_at="mean")),
             "tenth": online_training(x, tenth),
             "approx": online_training(x, OnlineSettings(), "approx_diag"),
@@ -113,7 +112,6 @@ def online_steps(rounds: int, smoke: bool) -> list[Row]:
             *(
                 Row(f"{name}, {what} / plain Adam step", ratio(times, key, "plain"))
                 for key, what in (
-                    ("sample", "every step at the sample"),
                     ("mean", "every step at the mean"),
                     ("tenth", "curvature every 10"),
                 )

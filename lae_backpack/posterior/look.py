@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+from lae_backpack.posterior.finite import first_not_finite
 
 
 class Look(NamedTuple):
@@ -39,7 +40,8 @@ def require_finite(loss: Tensor, *curvature: Tensor) -> None:
     Raises:
         ValueError: If a number is NaN or infinite.
     """
-    if not all(torch.isfinite(tensor).all() for tensor in (loss, *curvature)):
+    named = (("loss", loss), *(("curvature", tensor) for tensor in curvature))
+    if first_not_finite(named) is not None:
         raise ValueError(
             "The loss or its curvature is not finite: inputs, targets or the model's "
             "weights hold NaN or infinity. Clean the data, for instance with "

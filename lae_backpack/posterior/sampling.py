@@ -120,6 +120,7 @@ class WeightSampler:
         self._scale = scale.detach() if isinstance(scale, Tensor) else scale
         self._buffer = torch.empty_like(self.mean)
         self._shapes = _shapes(model)
+        self._laid_out = _otherwise_laid_out(model)
 
     def deviations(
         self, n_samples: int, generator: torch.Generator | None = None
@@ -149,14 +150,17 @@ class WeightSampler:
             generator: Where randomness comes from.
 
         Yields:
-            The weights of one by name, valid until the next one.
+            The weights of one by name, in the memory formats of the model's own and
+            valid until the next one.
         """
         for noise in self._noises(n_samples, generator):
             if isinstance(self._scale, Tensor):  # both at once
                 weights = torch.addcmul(self.mean, noise, self._scale, out=noise)
             else:
                 weights = self._scale(noise).add_(self.mean)
-            yield self.by_name(weights)
+            named = self.by_name(weights)
+            laid_out = {n: b.copy_(named[n]) for n, b in self._laid_out.items()}
+            yield named | laid_out
 
     def _noises(
         self, n_samples: int, generator: torch.Generator | None
@@ -220,6 +224,16 @@ def weights_by_name(
 
 def _shapes(model: Module) -> dict[str, torch.Size]:
     return {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _otherwise_laid_out(model: Module) -> Weights:
+    """Buffers for weights that do not lie row by row, as with channels last."""
+    return {
+        name: torch.empty_like(param, requires_grad=False)
+        for name, param in model.named_parameters()
+        if param.requires_grad
+        and param.stride() != torch.empty(param.shape, device="meta").stride()
+    }
 
 
 def _cut(vector: Tensor, shapes: dict[str, torch.Size]) -> Weights:

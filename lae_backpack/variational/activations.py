@@ -25,6 +25,8 @@ KINKED: tuple[type[Module], ...] = (
     nn.Softshrink,
     nn.Threshold,
 )
+# Activations only. What chooses among features (max_pool, amax, sort) passes curvature
+# on, and a softmax by hand, which is smooth, subtracts its amax.
 KINKED_NODES = (
     "ReluBackward",
     "LeakyReluBackward",
@@ -67,7 +69,7 @@ def require_smooth(model: Module) -> None:
 
 
 def require_smooth_graph(output: Tensor) -> None:
-    """Refuse functions with kinks that no layer tells of.
+    """Refuse activations with kinks that no layer tells of.
 
     Args:
         output: What a model made, with its graph.
