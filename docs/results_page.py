@@ -218,8 +218,7 @@ def time_of_all() -> str:
     names = [e.name for e in EXPERIMENTS if content_of(e.name) is not None]
     seconds = sum(sum({row["seconds"] for row in rows_of(name)}) for name in names)
     return (
-        f"All runs took {seconds / 3600:.1f} hours, on one thread each and two at a "
-        "time; two cores do 12 in six hours."
+        f"The runs that are shown took {seconds / 3600:.1f} hours, one after the other."
     )
 
 

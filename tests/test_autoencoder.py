@@ -96,12 +96,12 @@ def test_a_sampled_encoder_belongs_to_its_decoder():
 
 def test_sampled_weights_lie_as_the_models_own():
     """Convolutions whose channels lie last are faster, sampled ones too."""
-    x = torch.rand(4, 1, 8, 8)
+    x = torch.rand(4, 2, 8, 8)
     encoder = nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 2)
+        nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 2)
     )
     decoder = nn.Sequential(
-        nn.Linear(2, 48), nn.Unflatten(1, (3, 4, 4)), nn.ConvTranspose2d(3, 1, 2, 2)
+        nn.Linear(2, 48), nn.Unflatten(1, (3, 4, 4)), nn.ConvTranspose2d(3, 2, 2, 2)
     )
     found = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
@@ -109,6 +109,8 @@ def test_sampled_weights_lie_as_the_models_own():
         la = LaplaceAE(model, hessian_structure="mixed_diag")
         la.fit(DataLoader(TensorDataset(x), 2))
         own = dict(model.named_parameters())
+        rows = memory_format == torch.contiguous_format
+        assert all(p.is_contiguous() for p in own.values()) is rows
         for weights in la.sampler().draws(2, seeded()):
             assert {n: w.stride() for n, w in weights.items()} == {
                 n: p.stride() for n, p in own.items()

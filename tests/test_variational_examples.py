@@ -131,19 +131,27 @@ def test_reconstructions_were_judged_on_strokes_too():
     assert all(0 <= row["coverage_of_strokes"] <= 1 for row in rows)
 
 
-def test_variational_laplace_costs_less_than_the_papers():
-    """And what docs/api.md says of the rest."""
-    file = EXPERIMENTS / "results" / "variational_cost.json"
+def test_epochs_cost_what_the_docs_say():
+    content = json.loads(
+        (EXPERIMENTS / "results" / "variational_cost.json").read_text()
+    )
+    assert content["batch_size"] == 128
     default = inspect.signature(VariationalLaplace).parameters["penalty_samples"]
-    for found in json.loads(file.read_text())["cost_over_map"].values():
-        assert found[f"VL, {default.default} of a batch"] < 2
-        assert 2.75 < found["VL"] < 4 and found["VI"] > 1.03
+    for found in content["cost_over_map"].values():
+        assert found[f"VL, {default.default} of a batch"] < 2 < 2.75  # of the paper
+        assert 2.8 < found["VL"] < 3.6
+        assert 1.05 < found["VI"] < 1.25
+    ratios = content["cost_over_map"]["CNN"]
+    assert round(5 * ratios["VL, 16 of a batch"] / ratios["VL"]) == 3  # fifths
 
 
 def test_the_studies_over_beta_and_multiplier_are_complete():
-    rows = rows_of("variational_fashion")
+    file = EXPERIMENTS / "results" / "variational_fashion.json"
+    content = json.loads(file.read_text())
+    assert (content["epochs"], content["batch_size"]) == (10, 128)
+    rows = content["rows"]
     done = {(row["trained"], row["beta"], row["multiplier"]) for row in rows}
-    assert done == set(planned(Plan(epochs=10, batch_size=128)))
+    assert done == set(planned(Plan()))
     betas, uncertain = (0.01, 0.1, 1.0), WAYS.keys() - {"MAP"}
     assert done >= set(product(WAYS, betas, [10.0]))
     assert done >= set(product(uncertain, [0.1], (1.0, 3.0, 10.0, 30.0)))
@@ -152,16 +160,12 @@ def test_the_studies_over_beta_and_multiplier_are_complete():
 
 
 def test_all_ways_learn_as_well_as_the_docs_say():
-    found = {(row["way"], row["beta"]): row for row in rows_of("variational_fashion")
-             if row["multiplier"] == 10}  # fmt: skip
-    for (way, beta), row in found.items():
-        behind = row["nll"] - found["MAP", beta]["nll"]
-        assert abs(behind) < 0.005 if beta < 1 else behind > 0 or way == "MAP"
-    cost = json.loads((EXPERIMENTS / "results" / "variational_cost.json").read_text())
-    ratios = cost["cost_over_map"]["CNN"]
-    assert round(5 * ratios["VL, 16 of a batch"] / ratios["VL"]) == 3  # fifths
-    for beta in (0.01, 0.1, 1.0):  # learned as well
-        whole, some = (
-            found[f"{way} (mean)", beta] for way in ("VL", "VL, 16 of a batch")
-        )
-        assert some["nll"] < whole["nll"]
+    found = {(row["way"], row["beta"], row["multiplier"]): row["nll"]
+             for row in rows_of("variational_fashion")}  # fmt: skip
+    for (way, beta, multiplier), nll in found.items():
+        behind = nll - found["MAP", beta, 10]
+        if multiplier == 10 and way != "MAP":
+            assert abs(behind) < 0.005 if beta < 1 else 0.03 < behind < 0.08
+        if way == "VL (mean)":  # its penalty from some samples learns as well
+            some = found["VL, 16 of a batch (mean)", beta, multiplier]
+            assert abs(nll - some) < (0.007 if beta < 1 else 0.015)

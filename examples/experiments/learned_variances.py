@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from plain_autoencoder import UNLIMITED, MakeNet, PlainAutoEncoder
 from torch import Tensor, nn
@@ -71,11 +73,9 @@ class LearnedVariance(PlainAutoEncoder):
         Returns:
             Summed over pixels, the mean over codes.  # [N]
         """
-        total = torch.zeros(len(x))
-        for _ in range(n_samples):
-            drawn = self.latent_samples(x, 1, generator=generator)[0]
-            total += self.pixels(drawn).variance.flatten(1).sum(1)
-        return total / n_samples
+        drawn = self.latent_samples(x, n_samples, generator=generator)
+        sums = [self.pixels(codes).variance.flatten(1).sum(1) for codes in drawn]
+        return torch.stack(sums).mean(0)
 
 
 class VAE(LearnedVariance):
@@ -83,19 +83,24 @@ class VAE(LearnedVariance):
 
     n_networks = UNLIMITED
 
-    def _codes(self, x: Tensor) -> Normal:
+    def _density(self, x: Tensor) -> Normal:
         deviation = (0.5 * self.spread.encoder(x)).exp()
         return Normal(self.net.encoder(x), deviation, validate_args=False)
 
     @override
     def code(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        codes = self._codes(x)
-        noise = torch.empty_like(codes.mean).normal_(generator=generator)
-        return codes.mean + codes.stddev * noise
+        return next(self.codes(x, [generator]))
+
+    @override
+    def codes(self, x: Tensor, passes: Iterable[torch.Generator]) -> Iterator[Tensor]:
+        density = self._density(x)  # the same in all passes
+        for generator in passes:
+            noise = torch.empty_like(density.mean).normal_(generator=generator)
+            yield density.mean + density.stddev * noise
 
     @override
     def loss(self, x: Tensor) -> Tensor:
-        codes = self._codes(x)
+        codes = self._density(x)
         log_density = self.pixels(codes.rsample()).log_prob(x).sum()
         divergence = kl_divergence(codes, Normal(0.0, 1.0)).sum()
         return (divergence - log_density) / len(x)

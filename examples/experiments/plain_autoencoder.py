@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +69,9 @@ class PlainAutoEncoder(nn.Module):
         Returns:
             Pixels.  # [S, N, *in]
         """
-        passes = generators(x, n_samples, generator)
-        return torch.stack([self.decode(self.code(x, own), own) for own in passes])
+        passes = list(generators(x, n_samples, generator))
+        drawn = zip(self.codes(x, passes), passes, strict=True)
+        return torch.stack([self.decode(codes, own) for codes, own in drawn])
 
     def latent_samples(
         self, x: Tensor, n_samples: int, *, generator: torch.Generator | None = None
@@ -86,7 +87,20 @@ class PlainAutoEncoder(nn.Module):
             The codes.  # [S, N, K]
         """
         passes = generators(x, n_samples, generator)
-        return torch.stack([self.code(x, own) for own in passes])
+        return torch.stack(list(self.codes(x, passes)))
+
+    def codes(self, x: Tensor, passes: Iterable[torch.Generator]) -> Iterator[Tensor]:
+        """Draw codes pass by pass.
+
+        Args:
+            x: A batch.  # [N, *in]
+            passes: Where the randomness of each comes from.
+
+        Yields:
+            A code for each image.  # [N, K]
+        """
+        for generator in passes:
+            yield self.code(x, generator)
 
     def code(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a code for each image.

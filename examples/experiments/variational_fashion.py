@@ -232,24 +232,18 @@ def main() -> None:
         )
     if args.cost:
         nets = {
-            "CNN": (partial(softplus_cnn, plan.width), 60 * plan.batch_size),
-            "PreactResNet-18": (
-                partial(preact_resnet, plan.resnet_width),
-                5 * plan.batch_size,
-            ),
+            "CNN": (partial(softplus_cnn, plan.width), 60),
+            "PreactResNet-18": (partial(preact_resnet, plan.resnet_width), 5),
         }
-        found = {
-            net: costs(make, plan, (data[0][:n], data[1][:n]))
-            for net, (make, n) in nets.items()
-        }
-        for net, ratios in found.items():
-            for way, value in ratios.items():
+        content = {"seed": args.seed, "cost_over_map": {}}
+        content |= {"batch_size": plan.batch_size, "rounds": plan.rounds}
+        for net, (make, n_batches) in nets.items():
+            short = slice(n_batches * plan.batch_size)
+            found = costs(make, plan, (data[0][short], data[1][short]))
+            for way, value in found.items():
                 print(f"{net}, an epoch of {way}: {value:.3f} times that of MAP")
-        content = {
-            "seed": args.seed,
-            "batch_size": plan.batch_size,
-            "cost_over_map": found,
-        }
+            content["cost_over_map"][net] = found
+            content[net] = {"batches": n_batches, "layers": str(make())}
         write_json(args.out / "variational_cost.json", content)
         return
     file = args.out / "variational_fashion.json"

@@ -26,7 +26,8 @@ KINKED: tuple[type[Module], ...] = (
     nn.Threshold,
 )
 # Activations only. What chooses among features (max_pool, amax, sort) passes curvature
-# on, and a softmax by hand, which is smooth, subtracts its amax.
+# on, and a softmax by hand, which is smooth, subtracts its amax. So an activation that
+# is written with amax or where is not found.
 KINKED_NODES = (
     "ReluBackward",
     "LeakyReluBackward",

