@@ -97,6 +97,7 @@ def rows_of(name: str) -> list[dict]:
 def test_both_recommendations_beat_the_plain_evidence_on_every_net():
     rows = rows_of("evidence_normalised")
     seeds = {row["seed"] for row in rows}
+    assert len(seeds) == 3
     assert len(seeds) == 5
     found = {(row["seed"], row["evidence"], row["prior"]): row for row in rows}
     for seed in seeds:
