@@ -139,7 +139,7 @@ def test_epochs_cost_what_the_docs_say():
     assert content["batch_size"] == 128
     default = inspect.signature(VariationalLaplace).parameters["penalty_samples"]
     for found in content["cost_over_map"].values():
-        assert found[f"VL, {default.default} of a batch"] < 2 < 2.75  # of the paper
+        assert found[f"VL, {default.default} of a batch"] < 2
         assert 2.8 < found["VL"] < 3.6
         assert 1.05 < found["VI"] < 1.25
     ratios = content["cost_over_map"]["CNN"]

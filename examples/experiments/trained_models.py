@@ -130,10 +130,8 @@ class Zoo:
         if name == POST_HOC:
             return self._post_hoc(setting)
         torch.manual_seed(setting.seed)
-        model, path = (
-            _untrained(name, _net_maker(setting.net)),
-            self._path(name, setting),
-        )
+        model = _untrained(name, _net_maker(setting.net))
+        path = self._path(name, setting)
         if path.exists():
             _restore(model, torch.load(path, weights_only=False))
             return model
