@@ -125,12 +125,14 @@ class CodeModel(Module, ABC):
         """
         require_at_least_one("n_importance", n_importance)
         q = self.posterior(x)
+        log_det = q.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         total = x.new_full((len(x),), -math.inf)
         for _ in range(n_importance):
-            z = draw(q, generator)
-            prior = -0.5 * (z.square() + math.log(2 * math.pi)).sum(1)
-            weight = self.log_prob(x, z) + prior - q.log_prob(z)
-            total = torch.logaddexp(total, weight)
+            noise = torch.empty_like(q.mean).normal_(generator=generator)
+            z = shifted(q, noise)
+            # Both densities have the same constant, and the noise is the code again.
+            ratio = 0.5 * (noise.square() - z.square()).sum(1) + log_det
+            total = torch.logaddexp(total, self.log_prob(x, z) + ratio)
         return total - math.log(n_importance)
 
     def reconstruct(self, x: Tensor) -> Tensor:
@@ -185,7 +187,19 @@ def draw(q: MultivariateNormal, generator: torch.Generator | None = None) -> Ten
     Returns:
         One draw of each.  # [N, K]
     """
-    noise = torch.empty_like(q.mean).normal_(generator=generator)
+    return shifted(q, torch.empty_like(q.mean).normal_(generator=generator))
+
+
+def shifted(q: MultivariateNormal, noise: Tensor) -> Tensor:
+    """Standard normal noise as draws from Gaussians.
+
+    Args:
+        q: The Gaussians.
+        noise: The noise.  # [N, K]
+
+    Returns:
+        Draws of them.  # [N, K]
+    """
     return q.mean + (q.scale_tril @ noise[..., None])[..., 0]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from torch.nn import Module
 
+from lae_backpack.curvature.allocator import keep_freed_memory
 from lae_backpack.latent.checks import check_codes, code_size
 from lae_backpack.latent.covariance import gaussian_at
 from lae_backpack.latent.likelihoods import likelihood_named
@@ -75,6 +76,7 @@ class LatentLaplace:
             require_at_least_one("rank", rank)
         require_at_least_one("n_iterations", n_iterations)
         share_at(alpha, 0)
+        keep_freed_memory()
         self.likelihood = likelihood_named(likelihood, sigma)
         self.decoder = decoder
         self.alpha = alpha

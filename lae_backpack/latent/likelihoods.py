@@ -114,7 +114,7 @@ class Gaussian(Likelihood):
     @override
     def log_prob(self, x: Tensor, output: Tensor) -> Tensor:
         constant = self.sigma.log() + 0.5 * math.log(2 * math.pi)
-        return -0.5 * ((x - output) / self.sigma).square() - constant
+        return (x - output).square() * (-0.5 / self.sigma**2) - constant
 
     @override
     def gradient(self, x: Tensor, output: Tensor) -> Tensor:

@@ -9,21 +9,19 @@ rules, which gives ``W^T S W`` without W; nothing is differentiable behind it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jvp, vjp, vmap
+from torch.func import functional_call, jvp, vjp
 from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.at_input import input_ggn
+from lae_backpack.latent.gram import DiagonalGram
 from lae_backpack.latent.likelihoods import Likelihood
 from lae_backpack.latent.local_model import ExplicitModel, LocalModel, MatrixFreeModel
+from lae_backpack.latent.pushing import Decode, push_units
 from lae_backpack.posterior.sampling import without_hooks
-
-Decode = Callable[[Tensor], Tensor]  # [N, K] -> [N, *out]
 
 
 def decode_of(decoder: Module) -> Decode:
@@ -41,28 +39,6 @@ def decode_of(decoder: Module) -> Decode:
         return decoder
     own = {**dict(decoder.named_parameters()), **dict(decoder.named_buffers())}
     return lambda z: functional_call(plain, own, (z,))
-
-
-def push_units(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and Jacobian of a decoder, or of a part of it.
-
-    Args:
-        decode: The decoder.
-        z: The codes.  # [N, K]
-
-    Returns:
-        The output, and the transposed Jacobian.  # [N, *out], [N, K, D]
-    """
-
-    def push(unit: Tensor) -> tuple[Tensor, Tensor]:
-        output, column, *_ = jvp(decode, (z,), (unit.expand_as(z),))
-        return output, column
-
-    units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-    # The output is the same for all units: vmap hands it through once.
-    once_and_each: Any = (None, 0)
-    output, columns = vmap(push, out_dims=once_and_each)(units)
-    return output, columns.flatten(2).transpose(0, 1)
 
 
 def linear_model(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,10 +89,10 @@ class ByJacobian(Linearisation):
     def at(self, x: Tensor, z: Tensor) -> LocalModel:
         output, transposed = push_units(self.decode, z)
         require_image(output, x)
-        slope = self.likelihood.gradient(x, output).flatten(1)[:, :, None]
-        curvature = self.likelihood.curvature(output).flatten(1)[:, None]
-        pixels = (curvature * transposed) @ transposed.mT
-        return ExplicitModel((transposed @ slope)[:, :, 0] - z, pixels)
+        slope = self.likelihood.gradient(x, output).flatten(1)
+        curvature = self.likelihood.curvature(output).flatten(1)
+        pixels, gradient = DiagonalGram.apply(transposed, curvature, slope)
+        return ExplicitModel(gradient - z, pixels)
 
 
 class ByEngine(Linearisation):

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch.nn import Module
 from typing_extensions import override
 
+from lae_backpack.latent.gram import SharedGram
 from lae_backpack.latent.likelihoods import Gaussian, Likelihood
 from lae_backpack.latent.linearisation import (
     ByEngine,
     ByJacobian,
     ByProducts,
     Linearisation,
-    push_units,
     require_image,
 )
 from lae_backpack.latent.local_model import ExplicitModel, LocalModel
+from lae_backpack.latent.pushing import is_chain, push_units
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ def cut(decoder: Module) -> Parts | None:
     Returns:
         Its parts; ``None`` if it has another form or someone listens to it.
     """
-    if type(decoder).forward is not nn.Sequential.forward:
-        return None
-    if any(m._forward_hooks or m._forward_pre_hooks for m in decoder.modules()):
+    if not is_chain(decoder):
         return None
     layers = list(decoder.children())
     n_tail = 0
@@ -84,14 +83,24 @@ class BySharedMetric(Linearisation):
         weight = parts.head.weight
         self.metric = weight.T @ weight / likelihood.sigma**2  # [H, H]
 
+        self._pulled: tuple[Tensor, Tensor] | None = None
+
     @override
     def at(self, x: Tensor, z: Tensor) -> LocalModel:
         hidden, transposed = push_units(self.parts.body, z)  # [N, H], [N, K, H]
-        output = self.parts.tail(self.parts.head(hidden))
-        require_image(output, x)
-        slope = self.likelihood.gradient(x, output).flatten(1) @ self.parts.head.weight
-        pixels = (transposed @ self.metric) @ transposed.mT
-        return ExplicitModel((transposed @ slope[:, :, None])[:, :, 0] - z, pixels)
+        slope = self._pull(x) - hidden @ self.metric
+        gradient = (transposed @ slope[:, :, None])[:, :, 0] - z
+        return ExplicitModel(gradient, SharedGram.apply(transposed, self.metric)[0])
+
+    def _pull(self, x: Tensor) -> Tensor:
+        """``L^T (x - bias)`` over the noise, once for all updates.  # [N, H]."""
+        if self._pulled is None or self._pulled[0] is not x:
+            head = self.parts.head
+            at_zero = self.parts.tail(head(x.new_zeros(len(x), head.in_features)))
+            require_image(at_zero, x)
+            residual = self.likelihood.gradient(x, at_zero).flatten(1)
+            self._pulled = x, residual @ head.weight
+        return self._pulled[1]
 
 
 def by_jacobian(decoder: Module, likelihood: Likelihood) -> Linearisation:

@@ -1,0 +1,81 @@
+"""Jacobians pushed layer by layer, and their products, against autograd."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import jacrev, vmap
+
+from lae_backpack.latent import gram
+from lae_backpack.latent.gram import DiagonalGram, SharedGram
+from lae_backpack.latent.pushing import push_units
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def shared(columns: Tensor, root: Tensor) -> Tensor:
+    return SharedGram.apply(columns, root @ root.T)[0]
+
+
+@pytest.mark.parametrize("cached", [1, 40, 2**17])
+def test_gradients_and_their_gradients_by_finite_differences(cached, monkeypatch):
+    monkeypatch.setattr(gram, "CACHED", cached)
+    for check in (gradcheck, gradgradcheck):
+        assert check(shared, (leaf(3, 2, 5), leaf(5, 5)))
+        assert check(DiagonalGram.apply, (leaf(3, 2, 5), leaf(3, 5), leaf(3, 5)))
+
+
+def test_products():
+    columns, curvature, slope = torch.randn(3, 2, 5), torch.rand(3, 5), leaf(3, 5)
+    pixels, pulled = DiagonalGram.apply(columns, curvature, slope)
+    expected = columns @ torch.diag_embed(curvature) @ columns.mT
+    torch.testing.assert_close(pixels, expected)
+    torch.testing.assert_close(pulled, torch.einsum("nkd,nd->nk", columns, slope))
+
+
+def listened() -> nn.Module:
+    layer = nn.Linear(4, 6)
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), layer)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+NETS = {
+    "linear": lambda: nn.Linear(3, 6),
+    "nested": lambda: nn.Sequential(
+        nn.Linear(3, 4), nn.Sequential(nn.GELU(), nn.Linear(4, 6)), nn.Softplus()
+    ),
+    "normalised": lambda: nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh()),
+    "softmax first": lambda: nn.Sequential(nn.Softmax(1), nn.Linear(3, 6)),
+    "subclass": lambda: nn.Sequential(Doubled(3, 4), nn.LeakyReLU(), Doubled(4, 6)),
+    "listened": listened,
+    "convolution": lambda: nn.Sequential(
+        nn.Linear(3, 8), nn.Unflatten(1, (2, 4)), nn.ReLU(), nn.Conv1d(2, 3, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_pushed_units_are_the_jacobian(name: str):
+    net, z = NETS[name](), leaf(5, 3)
+    output, transposed = push_units(net, z)
+    jacobian = vmap(jacrev(lambda code: net(code[None])[0].flatten()))(z)
+    torch.testing.assert_close(output, net(z))
+    torch.testing.assert_close(transposed, jacobian.mT)
+    weights = torch.randn_like(jacobian.mT)
+    inputs = (z, *net.parameters())
+    found, expected = (
+        torch.autograd.grad((weights * j).sum(), inputs, allow_unused=True)
+        for j in (transposed, jacobian.mT)
+    )
+    for ours, theirs, given in zip(found, expected, inputs, strict=True):
+        zero = torch.zeros_like(given)
+        torch.testing.assert_close(
+            zero if ours is None else ours, zero if theirs is None else theirs
+        )
