@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ def seeded(seed: int = 3) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def vlae(activation: type[nn.Module] = nn.Tanh, **settings: object) -> VLAE:
+def vlae(activation: Callable[[], nn.Module] = nn.Tanh, **settings: object) -> VLAE:
     torch.manual_seed(1)
     encoder, decoder = mlp(activation, 5, 3, 2), mlp(activation, 2, 3, 5)
     return VLAE(encoder, decoder, **settings)
@@ -30,7 +32,7 @@ def images(model: VLAE) -> Tensor:
     return x.round() if model.likelihood_name == "bernoulli" else x
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, partial(nn.LayerNorm, 3)])
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
 @pytest.mark.parametrize(
     "settings",

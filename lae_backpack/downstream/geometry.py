@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jvp, vmap
+from torch.func import functional_call, vmap
 from typing_extensions import override
 
 from lae_backpack.downstream.paths import way_by_neighbours
 from lae_backpack.downstream.support import Support
+from lae_backpack.latent.elementary_norms import push_forward
 from lae_backpack.posterior.autoencoder import LaplaceAE
 from lae_backpack.posterior.choices import require_at_least, require_at_least_one
 from lae_backpack.posterior.chunks import automatic_size
@@ -206,7 +207,7 @@ class LatentManifold(Manifold):
             points.shape[1], dtype=points.dtype, device=points.device
         )
         columns = [
-            jvp(self.embed, (points,), (direction.expand_as(points),))[1]
+            push_forward(self.embed, points, direction.expand_as(points))[1]
             for direction in directions
         ]
         jacobians = torch.stack(columns, -1)  # [S, N, D, K]

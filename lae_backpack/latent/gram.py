@@ -1,22 +1,16 @@
 """``J C J^T`` of many Jacobians, with gradients that cost less than autograd's.
 
-C is symmetric, so the product with the one J serves the other, too. And Jacobians are
-large: they are gone through in chunks that stay in the processor's cache.
+C is symmetric, so the product with the one J serves the other, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from typing_extensions import override
-
-CACHED = 2**17  # numbers, a quarter or half of what a core's second cache holds
-
-Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class SharedGram(Function):
@@ -75,14 +69,8 @@ class DiagonalGram(Function):
         Returns:
             The products.  # [N, K, K], [N, K]
         """
-        grams, pulled = zip(
-            *(
-                ((j * c[:, None]) @ j.mT, (j @ r[:, :, None])[:, :, 0])
-                for j, c, r in _chunks(columns, curvature, slope)
-            ),
-            strict=True,
-        )
-        return torch.cat(grams), torch.cat(pulled)
+        gram = (columns * curvature[:, None]) @ columns.mT
+        return gram, (columns @ slope[:, :, None])[:, :, 0]
 
     @staticmethod
     @override
@@ -91,31 +79,9 @@ class DiagonalGram(Function):
 
     @staticmethod
     @override
-    def backward(ctx: Any, *gradients: Tensor) -> Gradients:
-        columns, curvature, slope = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients shall have gradients themselves
-            return DiagonalGram._pull(columns, curvature, slope, *gradients)
-        by_columns, others = torch.empty_like(columns), []
-        chunks = _chunks(columns, curvature, slope, *gradients, by_columns)
-        for *chunk, target in chunks:
-            by_chunk, *rest = DiagonalGram._pull(*chunk)
-            target.copy_(by_chunk)
-            others.append(rest)
-        by_curvature, by_slope = (
-            torch.cat(parts) for parts in zip(*others, strict=True)
-        )
-        return by_columns, by_curvature, by_slope
-
-    @staticmethod
-    def _pull(
-        columns: Tensor, curvature: Tensor, slope: Tensor, gram: Tensor, pulled: Tensor
-    ) -> Gradients:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        (columns, curvature, slope), (gram, pulled) = ctx.saved_tensors, gradients
         turned = (gram + gram.mT) @ columns
         by_columns = turned * curvature[:, None] + pulled[:, :, None] * slope[:, None]
         by_slope = (pulled[:, None] @ columns)[:, 0]
         return by_columns, (turned * columns).sum(1) / 2, by_slope
-
-
-def _chunks(columns: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    size = max(1, CACHED // columns[0].numel())
-    return zip(*(t.split(size) for t in (columns, *others)), strict=True)

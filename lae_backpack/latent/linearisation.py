@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jvp, vjp
+from torch.func import functional_call, vjp
 from torch.nn import Module
 from typing_extensions import override
 
 from lae_backpack.curvature.at_input import input_ggn
+from lae_backpack.latent.elementary_norms import push_forward
 from lae_backpack.latent.gram import DiagonalGram
 from lae_backpack.latent.likelihoods import Likelihood
 from lae_backpack.latent.local_model import ExplicitModel, LocalModel, MatrixFreeModel
@@ -119,7 +120,7 @@ class ByProducts(Linearisation):
         curvature = self.likelihood.curvature(output)
 
         def product(v: Tensor) -> Tensor:
-            _, pushed, *_ = jvp(self.decode, (z,), (v,))
+            _, pushed = push_forward(self.decode, z, v)
             return pull(curvature * pushed)[0]
 
         return MatrixFreeModel(gradient - z, product)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
+from lae_backpack.latent.elementary_norms import push_forward
 
 Decode = Callable[[Tensor], Tensor]  # [N, K] -> [N, *out]
 
@@ -90,8 +91,7 @@ def _push(decode: Decode, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 def _push_by_func(decode: Decode, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     def push(column: Tensor) -> tuple[Tensor, Tensor]:
-        output, pushed, *_ = jvp(decode, (x,), (column,))
-        return output, pushed
+        return push_forward(decode, x, column)
 
     # The output is the same for all columns: vmap hands it through once.
     each = columns.expand(len(x), *columns.shape[1:])
