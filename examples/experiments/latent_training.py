@@ -150,9 +150,11 @@ def train(
             (-model.elbo(x, generator=generator).mean()).backward()
             optimizer.step()
         fixed = torch.Generator().manual_seed(seed)
-        bounds = over_batches(
-            lambda x, fixed=fixed: model.elbo(x, generator=fixed), images.validation
-        )
+        with torch.random.fork_rng():  # steps of the semi-amortised VAE draw there
+            torch.manual_seed(seed)
+            bounds = over_batches(
+                lambda x, fixed=fixed: model.elbo(x, generator=fixed), images.validation
+            )
         if not curve or bounds.mean().item() > max(curve):
             best = copy.deepcopy(model.state_dict())
         curve.append(bounds.mean().item())
