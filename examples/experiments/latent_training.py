@@ -1,6 +1,6 @@
 """One protocol for all latent-variable models: the small network of the VLAE paper.
 
-Adam at 5e-4, batches of 128, 55,000 images for training and 5,000 to choose the epoch.
+Adam, batches of 128, 55,000 images for training and 5,000 to choose the epoch.
 Gaussian pixels: the mean image is subtracted, one noise scale is learned and begins at
 the pixels' spread. Bernoulli pixels: drawn anew for every batch of training.
 """
@@ -123,7 +123,12 @@ def over_batches(
 
 
 def train(
-    model: CodeModel, images: Images, n_epochs: int, seed: int, label: str = ""
+    model: CodeModel,
+    images: Images,
+    n_epochs: int,
+    seed: int,
+    label: str = "",
+    lr: float = 5e-4,
 ) -> list[float]:
     """Train a model; it ends up with the weights of its best epoch.
 
@@ -133,12 +138,13 @@ def train(
         n_epochs: How many epochs.
         seed: Of order and noise.
         label: What the progress bar says.
+        lr: The learning rate of Adam.
 
     Returns:
         The validation images' mean bound after each epoch.
     """
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
     curve: list[float] = []
     best = copy.deepcopy(model.state_dict())
     for _ in tqdm(range(n_epochs), desc=label, leave=False, disable=None):

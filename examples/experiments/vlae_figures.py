@@ -19,12 +19,12 @@ from latent_baselines import SemiAmortisedVAE
 from latent_training import Images, build, train
 from matplotlib.axes import Axes
 from torch import Tensor
+from vlae import TITLES
 
 from lae_backpack.datasets import load_images
 from lae_backpack.latent import VLAE, CodeModel
 
 RESULTS = Path(__file__).parent / "results"
-TITLES = {"vae": "VAE", "savae": "SA-VAE", "hf": "VAE + HF", "vlae": "VLAE"}
 N_UPDATES = 5
 
 
