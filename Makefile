@@ -60,3 +60,4 @@ readme: install
 	$(BIN)/python docs/bad_inputs.py --write
 	$(BIN)/python docs/scaling_table.py --write
 	$(BIN)/python docs/results_page.py --write
+	$(BIN)/python docs/codes_page.py --write

@@ -33,10 +33,10 @@ SCRIPTS = {
 }
 
 
-def page_script() -> ModuleType:
+def page_script(name: str = "results_page") -> ModuleType:
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        return importlib.import_module("results_page")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / "docs"))
 
@@ -70,10 +70,26 @@ def test_experiment_runs_and_resumes(script: str, out: Path, monkeypatch, capsys
     assert capsys.readouterr().out == ""
 
 
-def test_page_has_the_measured_numbers():
-    script = page_script()
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert script.SECTION.within(page) == page, "run: make readme"
+@pytest.mark.parametrize("name", ["results_page", "codes_page"])
+def test_page_has_the_measured_numbers(name: str):
+    section = page_script(name).SECTION
+    page = section.page.read_text()
+    assert section.within(page) == page, "run: make readme"
+
+
+def test_the_lead_over_the_vae_is_judged_by_the_papers(tmp_path: Path, monkeypatch):
+    script = page_script("codes_page")
+    monkeypatch.setattr(sys.modules["reproduction"], "RESULTS", tmp_path)
+    by_margin, by_order, by_updates = script.STATEMENTS[:3]
+    nats = {("vae", 0): 10.0, ("savae", 1): 12.0, ("hf", 1): 11.0, ("vlae", 1): 13.0}
+    rows = [
+        {"data": "mnist", "model": m, "updates": t, "test_log_likelihood": found}
+        for (m, t), found in nats.items()
+    ]
+    (tmp_path / "vlae.json").write_text(json.dumps({"rows": rows}))
+    assert by_margin.verdict() == (False, "nats: 3.00")
+    assert by_order.verdict() == (True, "nats: 1.000")
+    assert by_updates.verdict()[0] is None
 
 
 def test_page_says_first_what_did_not_reproduce(tmp_path: Path, monkeypatch):
