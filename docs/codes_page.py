@@ -31,7 +31,7 @@ TABLE = Experiment(
     "Table 1 of the paper, in small",
     (
         Table(
-            ("data", "model", "updates"),
+            ("data", "model", "updates", "lr"),
             measures(MEASURES),
             caption="Nats of test images, by 100 importance samples for each. The "
             "network has one hidden layer of 256 and codes of 16. The paper trains for "
@@ -43,7 +43,7 @@ TABLE = Experiment(
 LONGER = Experiment(
     "vlae_longer",
     "Longer training",
-    (Table(("data", "model", "updates"), measures(MEASURES)),),
+    (Table(("data", "model", "updates", "lr"), measures(MEASURES)),),
 )
 
 

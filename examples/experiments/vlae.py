@@ -1,12 +1,13 @@
 """Table 1 of the VLAE paper in small: VLAE, VAE, semi-amortised VAE, Householder flow.
 
 python examples/experiments/vlae.py                       # rows say how long they took
-python examples/experiments/vlae.py --epochs 100 --name vlae_longer --models vae vlae
+python examples/experiments/vlae.py --models vae --lr 5e-4          # and 5e-3
+python examples/experiments/vlae.py --epochs 20 --name vlae_longer --datasets mnist
 python examples/experiments/vlae.py --smoke               # seconds, proves nothing
 
 The learning rate is the one of 5e-4 (the paper's, for 2,000 epochs), 2e-3 and 5e-3 that
-gives the *VAE* its best bound on MNIST's validation images after 20 epochs. Runs that
-are in the results already are not repeated, so it may be stopped and resumed.
+gives the *VAE* its best bound on validation images. Runs that are in the results
+already are not repeated, so it may be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import copy
 import time
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import matplotlib
@@ -155,10 +157,11 @@ def draw_curves(rows: list[Row], path: Path) -> None:
     """Draw validation bounds over epochs, and how far they are above the VAE's.
 
     Args:
-        rows: What was measured.
+        rows: What was measured; those with the usual learning rate are drawn.
         path: The figure's file.
     """
-    rows = [row for row in rows if row["seed"] == min(r["seed"] for r in rows)]
+    first, lr = min(r["seed"] for r in rows), mode(r["lr"] for r in rows)
+    rows = [row for row in rows if (row["seed"], row["lr"]) == (first, lr)]
     names = list(dict.fromkeys(row["data"] for row in rows))
     figure, axes = plt.subplots(
         2,
@@ -202,7 +205,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--updates", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--importance", type=int, default=100)
     parser.add_argument("--train-images", type=int, help="only the first so many")
