@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -32,6 +33,8 @@ from lae_backpack.curvature.forward import propagate
 from lae_backpack.curvature.policy import APPROX, EXACT, DensePolicy
 from lae_backpack.curvature.registry import find_rule
 from lae_backpack.curvature.rules.affine import LinearRule
+from lae_backpack.curvature.squares import keep_square, squared
+from lae_backpack.posterior.kept import Kept
 from lae_backpack.posterior.sampling import weights_by_name
 from lae_backpack.testing import explicit_jacobians
 from tests.cases import LAYERS, Case
@@ -446,22 +449,64 @@ def test_experiment_runs(tmp_path: Path):
             assert all(math.isfinite(value) for value in correlations.values())
 
 
-def test_variances_are_those_of_the_posterior_as_it_is_now():
-    la = LaplaceAE(AutoEncoder(nn.Linear(6, 2), nn.Linear(2, 6)))
+def true_moments(la: LaplaceAE, x: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``la(x, pred_type="propagated")``, of what the posterior is now."""
+    model = copy.deepcopy(la.model)
+    nn.utils.vector_to_parameters(la.mean.clone(), model.parameters())
+    (variances,) = weights_by_name(model, [1 / la.posterior_precision])
+    return propagate(model, x, variances, DensePolicy(2))
+
+
+def test_moments_are_those_of_the_posterior_as_it_is_now():
+    encoder = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    decoder = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 6))
+    settings = {"max_dense_dim": 2}  # the rest is pushed with the weights' squares
+    la = LaplaceAE(AutoEncoder(encoder, decoder), backend_kwargs=settings)
     x = torch.rand(5, 6)
     la.fit([x])
+    before = torch.zeros(2, 5, 6)
     for change in (
         lambda: None,
         lambda: la.H.mul_(3),
         lambda: setattr(la, "H", la.H / 2),
         lambda: setattr(la, "prior_precision", 7.0),
         lambda: la.prior_precision.mul_(2),
+        lambda: setattr(la, "prior_precision", torch.rand(8) + 1),
         lambda: setattr(la, "sigma_noise", 0.3),
         lambda: setattr(la, "temperature", 2.0),
+        lambda: la.mean.mul_(1.5),
+        lambda: la.mean[:20].add_(0.1),
+        lambda: setattr(la, "mean", la.mean - 0.1),
+        lambda: la.load_state_dict(la.state_dict() | {"mean": la.mean / 2}),
+        lambda: la.fit([torch.rand(5, 6)]),
     ):
         change()
         for _ in range(2):
-            assert torch.allclose(la._weight_variances(), 1 / la.posterior_precision)
-    before = la(x, pred_type="propagated")[1]
-    la.fit([torch.rand(5, 6)])
-    assert not torch.allclose(la(x, pred_type="propagated")[1], before)
+            found = torch.stack(la(x, pred_type="propagated"))
+            torch.testing.assert_close(found, torch.stack(true_moments(la, x)))
+            code = la.latent(x, pred_type="propagated")[0]
+            assert code.shape == (5, 2)
+        assert not torch.allclose(found[1], before[1], rtol=1e-3)
+        before = found
+
+
+def test_a_copy_does_not_keep_what_its_original_had_computed():
+    tensor, kept = torch.ones(1).mul_(1), Kept[float]()
+    assert kept.get(lambda: 1.0, [tensor]) == 1.0
+    assert kept.get(lambda: 2.0, [tensor]) == 1.0
+    tensor.mul_(3)
+    # Copies of tensors have versions that the originals had before.
+    same, copied = copy.deepcopy((tensor, kept))
+    assert same._version < tensor._version
+    assert copied.get(lambda: 3.0, [same]) == 3.0
+
+
+def test_squares_are_kept_on_weights_that_ask_for_it_until_these_change():
+    vector = torch.rand(6)
+    weight = keep_square(vector.view(2, 3).detach().requires_grad_())
+    plain = torch.rand(2, 3)
+    assert squared(weight) is squared(weight)
+    assert squared(plain) is not squared(plain)
+    vector.mul_(2)  # a view is written to with its base
+    torch.testing.assert_close(squared(weight), vector.square().view(2, 3))
+    assert not squared(weight).requires_grad

@@ -100,7 +100,7 @@ def _problem(
         return "its batch is empty. Leave out empty batches."
     if isinstance(rule, LossRule):
         return rule.check(module, *inputs)
-    if is_parametrized(module):
+    if "parametrizations" in module._modules and is_parametrized(module):
         return (
             "its weights are parametrized, and the curvature of what is behind them is "
             "not known. Call torch.nn.utils.parametrize.remove_parametrizations first."

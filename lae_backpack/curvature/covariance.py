@@ -85,7 +85,9 @@ class Covariance:
         total = torch.zeros_like(like) if self.rest is None else self.rest
         for columns in self.columns.values():
             for column in columns:
-                total = torch.addcmul(total, column, column)
+                # The first sum is a tensor of its own, to which the others are added.
+                out = None if total is self.rest else total
+                total = torch.addcmul(total, column, column, out=out)
         return total
 
     def matrix(self, like: Tensor) -> Tensor:

@@ -51,22 +51,19 @@ def propagate(
         output = model(x)
     recorder.require_known(output)
     names = recorder.parameter_names()
-    require_rules_for_all_parameters(model, x, set(names))
+    require_rules_for_all_parameters(model, x, recorder.all_names, names)
     by_param = {p: variances[n] for p, n in names.items() if n in variances}
     way = _Way(policy, last_uses(recorder.records, id(output)))
     records = deque(recorder.records)
     recorder.records.clear()
     for step in range(len(records)):
         record = records.popleft()
-        own = {
-            name: by_param[param]
-            for name, param in record.call.module._parameters.items()
-            if param is not None and param in by_param
-        }
+        params = record.call.module._parameters.items()
+        own = {name: by_param[param] for name, param in params if param in by_param}
         way.pass_through(step, record, own)
         recorder.forget(record)
     arrived = way.arrived.get(id(output), Covariance())
-    return output, arrived.variance(output)
+    return output, arrived.variance(output).contiguous()
 
 
 @dataclass

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,9 @@ from lae_backpack.curvature.suspended import uncompiled
 
 _locks: WeakKeyDictionary[Module, Any] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
+
+# A call that is under way: its rule, its inputs, and their keys.
+_Waiting = tuple[DiagRule, tuple[Tensor, ...], tuple[int, ...]]
 
 
 def lock_of(model: Module) -> Any:
@@ -79,14 +82,12 @@ class Recorder:
         self.records: list[Record] = []
         self.trainable: set[int] = set()
         self._places = {module: name for name, module in model.named_modules()}
-        # A shared parameter goes by its first name, wherever it is used.
-        self._names = {param: name for name, param in model.named_parameters()}
         # Tensors that modules made, kept alive so that their ids stay their own.
         self._made: dict[int, tuple[Tensor, int]] = {}
         if wanted is not None:
             self.trainable.add(id(wanted))
             self._made[id(wanted)] = wanted, wanted._version
-        self._waiting: list[tuple[tuple[Tensor, ...], tuple[int, ...]] | None] = []
+        self._waiting: list[_Waiting | None] = []
         # Others may run the same modules, but not while hooks come and go.
         self._thread, self._lock = threading.get_ident(), lock_of(model)
         self._random_state: Tensor
@@ -99,15 +100,17 @@ class Recorder:
         """
         layers = [m for m in self._places if m._modules and find_rule(m) is not None]
         parts = {part for m in layers for part in m.modules() if part is not m}
+        key = id(self)
         with ExitStack() as held:
             held.enter_context(self._lock)
             held.enter_context(uncompiled(self._places))
             for module in self._places:
                 if module not in parts and not is_container(module):
-                    before = module.register_forward_pre_hook(self._before)
-                    after = module.register_forward_hook(self._after)
-                    held.callback(before.remove)
-                    held.callback(after.remove)
+                    # As register_forward_hook does, which takes several times as long.
+                    held.callback(module._forward_pre_hooks.pop, key, None)
+                    held.callback(module._forward_hooks.pop, key, None)
+                    module._forward_pre_hooks[key] = self._before
+                    module._forward_hooks[key] = self._after
             self._held = held.pop_all()  # until it is closed; nothing if this fails
         return self
 
@@ -118,6 +121,16 @@ class Recorder:
             *error: What went wrong, if anything.
         """
         self._held.close()
+
+    @cached_property
+    def all_names(self) -> dict[Parameter, str]:
+        """The names of all parameters; a shared one goes by its first name."""
+        names: dict[Parameter, str] = {}
+        for module, place in self._places.items():
+            for name, param in module._parameters.items():
+                if param is not None:
+                    names.setdefault(param, f"{place}.{name}" if place else name)
+        return names
 
     def parameter_names(self) -> dict[Parameter, str]:
         """The names of the recorded modules' parameters, each of which is used once.
@@ -137,7 +150,7 @@ class Recorder:
                 if param in used and param.requires_grad:
                     what = f"The parameter {used[param]!r}"
                     raise UnsupportedModelError(used_twice(what, SHARED_REMEDY))
-                used[param] = self._names[param]
+                used[param] = self.all_names[param]
         return used
 
     def require_known(self, tensor: Tensor) -> None:
@@ -179,23 +192,21 @@ class Recorder:
         if threading.get_ident() != self._thread:
             return
         inputs = tensors_among(args)
-        own = any(
-            p is not None and p.requires_grad for p in module._parameters.values()
-        )
-        if inputs or own:
-            for x in inputs:
-                if id(x) not in self._made and not self.trainable:
-                    self._made[id(x)] = x, x._version
-                self.require_known(x)
+        params = module._parameters.values()
+        own = any(p is not None and p.requires_grad for p in params)
+        for x in inputs:
+            if id(x) not in self._made and not self.trainable:
+                self._made[id(x)] = x, x._version
+            self.require_known(x)
         if not own and not any(id(x) in self.trainable for x in inputs):
             self._waiting.append(None)
             return
         rule = checked_rule(module, inputs, self._place_of(module))
         assert isinstance(rule, DiagRule)
         keys = tuple(id(x) for x in inputs)
-        if getattr(module, "inplace", False):
+        if vars(module).get("inplace") or getattr(type(module), "inplace", False):
             inputs = tuple(self._keep_value(x) for x in inputs)
-        self._waiting.append((inputs, keys))
+        self._waiting.append((rule, inputs, keys))
         if rule.is_random(module):
             self._random_state = _random_state(inputs[0].device)
 
@@ -224,9 +235,7 @@ class Recorder:
             return
         waiting = self._waiting.pop()
         if waiting is not None:
-            inputs, keys = waiting
-            rule = find_rule(module)
-            assert isinstance(rule, DiagRule)
+            rule, inputs, keys = waiting
             derivative = self._drawn(module, output) if rule.is_random(module) else None
             call = Call(module, inputs, output, derivative)
             check_output(call, self._place_of(module))

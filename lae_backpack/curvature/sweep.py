@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -128,7 +128,7 @@ def sweep(
         output = model(x)
     recorder.require_known(output)
     names = recorder.parameter_names()
-    require_rules_for_all_parameters(model, x, set(names))
+    require_rules_for_all_parameters(model, x, recorder.all_names, names)
     loss_rule = checked_rule(loss, (output, target), lambda: "loss")
     assert isinstance(loss_rule, LossRule)
     # Autocast rounds activations; what follows from them is computed exactly.
@@ -223,22 +223,24 @@ def backwards(
 
 
 def require_rules_for_all_parameters(
-    model: Module, x: Tensor, covered: set[Parameter]
+    model: Module,
+    x: Tensor,
+    names: Mapping[Parameter, str],
+    covered: Container[Parameter],
 ) -> None:
     """Refuse a parameter that the model uses, but no module with a rule does.
 
     Args:
         model: The model.
         x: A batch.  # [N, *in]
+        names: The names of all parameters.
         covered: The parameters of modules with a rule.
 
     Raises:
         UnsupportedModelError: If there is one.
     """
     others = {
-        p: name
-        for name, p in model.named_parameters()
-        if p.requires_grad and p not in covered
+        p: name for p, name in names.items() if p.requires_grad and p not in covered
     }
     if not others:
         return

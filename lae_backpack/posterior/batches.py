@@ -11,7 +11,7 @@ from torch.nn import Module
 from lae_backpack.curvature.recorder import lock_of
 from lae_backpack.curvature.suspended import without_storing
 from lae_backpack.posterior import distributed
-from lae_backpack.posterior.chunks import automatic_size
+from lae_backpack.posterior.chunks import automatic_size, cut
 from lae_backpack.posterior.finite import first_not_finite
 from lae_backpack.posterior.sampling import evaluating
 from lae_backpack.posterior.shards import (
@@ -238,7 +238,7 @@ def checked_images(x: Tensor, model: Module, name: str = "x") -> Tensor:
             f"{name} has shape {tuple(x.shape)}, [N, ...] with N of at least 1 is "
             "needed. Give a single image a batch dimension with x[None]."
         )
-    chunks = x.split(automatic_size(x))
+    chunks = cut(x, automatic_size(x))
     if any(first_not_finite([(name, chunk)]) is not None for chunk in chunks):
         raise ValueError(
             f"{name} has pixels that are not finite. Clean the data, for instance with "

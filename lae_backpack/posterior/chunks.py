@@ -33,7 +33,20 @@ def chunks_of(
     """
     if not isinstance(x, Tensor):
         return (x,)
-    return x.split(checked_size(x, chunk_size, n_outputs))
+    return cut(x, checked_size(x, chunk_size, n_outputs))
+
+
+def cut(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Cut a batch, if it has to be: most are small, and passes are short.
+
+    Args:
+        x: A batch.  # [N, *in]
+        size: Samples in a chunk.
+
+    Returns:
+        Views of the batch, or itself.  # [size, *in] each, the last one maybe shorter
+    """
+    return (x,) if x.shape[0] <= size else x.split(size)
 
 
 def checked_size(x: Tensor, chunk_size: int | None, n_outputs: int = 0) -> int:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import Module
-from typing_extensions import override
 
 from lae_backpack.curvature.forward import propagate
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM, DensePolicy
+from lae_backpack.curvature.squares import keep_square
 from lae_backpack.posterior.sampling import Weights
+
+
+def held(mean: Weights) -> Weights:
+    """Weights for many passes.
+
+    Args:
+        mean: The mean of a model's trainable weights.
+
+    Returns:
+        The same numbers. In a pass, ``requires_grad`` tells which weights have a
+        variance, and their squares are kept.
+    """
+    return {n: keep_square(w.detach().requires_grad_()) for n, w in mean.items()}
 
 
 def moments(
@@ -23,7 +36,7 @@ def moments(
 
     Args:
         model: The model, in eval mode; it keeps its own weights.
-        mean: The mean of its trainable weights.
+        mean: The mean of its trainable weights, as ``held`` gives it.
         variances: Their variances.
         x: A batch.  # [N, *in]
         policy: Where covariances are dense.
@@ -31,23 +44,34 @@ def moments(
     Returns:
         The output at the mean weights, and its variance.  # [N, *out] each
     """
-    # In the pass, requires_grad tells which weights have a variance.
-    weights = {f"model.{n}": w.detach().requires_grad_() for n, w in mean.items()}
-    with torch.no_grad():
-        moved = _Pass(model, variances, policy)
-        return functional_call(moved, weights, (x,), tie_weights=False)
+    with _holding(model, mean):
+        return propagate(model, x, variances, policy)
 
 
-class _Pass(Module):
-    """A forward pass of moments as a module, for ``functional_call``."""
+@contextmanager
+def _holding(model: Module, weights: Weights) -> Iterator[None]:
+    """Let a model hold other weights for a while, as ``functional_call`` does.
 
-    def __init__(self, model: Module, variances: Weights, policy: DensePolicy) -> None:
-        super().__init__()
-        self.model, self.variances, self.policy = model, variances, policy
+    That one takes a module's call alone, and several times as long.
+    """
+    places = [_place(model, name) for name in weights]
+    own = [params[name] for params, name in places]
+    try:
+        for (params, name), weight in zip(places, weights.values(), strict=True):
+            params[name] = weight
+        yield
+    finally:
+        for (params, name), param in zip(places, own, strict=True):
+            params[name] = param
 
-    @override
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return propagate(self.model, x, self.variances, self.policy)
+
+def _place(module: Module, name: str) -> tuple[dict[str, Any], str]:
+    *path, last = name.split(".")
+    for part in path:  # get_submodule takes ten times as long
+        child = module._modules[part]
+        assert child is not None
+        module = child
+    return module._parameters, last
 
 
 def forward_policy(settings: Mapping[str, int | None]) -> DensePolicy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -13,9 +14,11 @@ from typing_extensions import override
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
 from lae_backpack.posterior import propagated
 from lae_backpack.posterior.choices import PRED_TYPES
-from lae_backpack.posterior.chunks import checked_size
+from lae_backpack.posterior.chunks import checked_size, cut
 from lae_backpack.posterior.engine_laplace import EngineLaplace
+from lae_backpack.posterior.kept import Kept
 from lae_backpack.posterior.sampling import (
+    Weights,
     WeightSampler,
     evaluating,
     summing_dtype,
@@ -33,7 +36,6 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
     _key: ClassVar[tuple[str, str]] = ("all", "engine_diag")
     pred_types = PRED_TYPES
     _looks: Tensor | None = None
-    _kept_variances: tuple[list[tuple[Tensor, int]], float, Tensor] | None = None
 
     @property
     def looks(self) -> Tensor:
@@ -96,36 +98,42 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             The output at the mean weights, and its variance.  # [N, *out] each
         """
         self._require_fit()
-        vectors = self.mean, self._weight_variances()
-        means, variances = weights_by_name(self.model, vectors, part)
+        means, variances = self._named_weights(part)
         policy = propagated.forward_policy(self._backend_kwargs)
         model = self.model.get_submodule(part)
+        size = checked_size(x, chunk_size, self.n_outputs)
         with evaluating(self.model):
             moments = [
                 propagated.moments(model, means, variances, chunk, policy)
-                for chunk in x.to(self._device).split(
-                    checked_size(x, chunk_size, self.n_outputs)
-                )
+                for chunk in cut(x.to(self._device), size)
             ]
+        if len(moments) == 1:
+            return moments[0]
         mean, variance = zip(*moments, strict=True)
         return torch.cat(mean), torch.cat(variance)
 
+    @cached_property
+    def _kept(self) -> tuple[Kept[Tensor], Kept[dict[str, tuple[Weights, Weights]]]]:
+        return Kept(), Kept()
+
     def _weight_variances(self) -> Tensor:
         """The posterior's variances, kept until it changes: one pass is short."""
+
+        def make() -> Tensor:
+            prior, factor = self.prior_precision_diag, self._H_factor
+            return torch.addcmul(prior, self.H, factor).detach().reciprocal_()
+
         held = self.H, self.prior_precision, torch.as_tensor(self.sigma_noise)
-        state = [(tensor, tensor._version) for tensor in held]
-        if self._kept_variances is not None:
-            before, temperature, variances = self._kept_variances
-            same = all(
-                now is then and version == old
-                for (now, version), (then, old) in zip(state, before, strict=True)
-            )
-            if same and temperature == self.temperature:
-                return variances
-        precision = torch.addcmul(self.prior_precision_diag, self.H, self._H_factor)
-        variances = precision.detach().reciprocal_()
-        self._kept_variances = state, self.temperature, variances
-        return variances
+        return self._kept[0].get(make, held, self.temperature)
+
+    def _named_weights(self, part: str) -> tuple[Weights, Weights]:
+        """Means and variances of a part's weights, cut once for all passes."""
+        vectors = self.mean, self._weight_variances()
+        parts = self._kept[1].get(dict, vectors)
+        if part not in parts:
+            means, variances = weights_by_name(self.model, vectors, part)
+            parts[part] = propagated.held(means), variances
+        return parts[part]
 
     @override
     def __call__(

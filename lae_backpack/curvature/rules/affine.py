@@ -20,6 +20,7 @@ from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules import param_block
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.by_autograd import chunks
+from lae_backpack.curvature.squares import squared
 
 
 class AffineRule(DiagRule):
@@ -168,8 +169,7 @@ class AffineRule(DiagRule):
 
     @override
     def push_diag(self, call: Call, variance: Tensor) -> Tensor:
-        weight = call.module.weight.detach()
-        return self.apply(call, weight * weight, variance)
+        return self.apply(call, squared(call.module.weight), variance)
 
     @override
     def push_columns(self, call: Call, x: Tensor, columns: Tensor) -> Tensor:
@@ -215,9 +215,11 @@ class LinearRule(AffineRule):
         if call.x.dim() > 2 or "weight" not in variances:
             return super().push_variances(call, rest, variances)
         # The same sum without a pass over the output for each of its terms.
-        weight, x = call.module.weight.detach(), call.x
+        x = call.x
         pushed = F.linear(x * x, variances["weight"], variances.get("bias"))
-        return pushed if rest is None else pushed.addmm_(rest, (weight * weight).T)
+        if rest is None:
+            return pushed
+        return pushed.addmm_(rest, squared(call.module.weight).T)
 
     @override
     def rest_matrix(self, call: Call, rest: Tensor) -> Tensor:

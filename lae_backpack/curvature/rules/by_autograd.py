@@ -48,8 +48,9 @@ def in_chunks(
     Returns:
         What it makes of them.  # [K, ...]
     """
-    pieces = [function(piece) for piece in chunks(columns, numbers_each)]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    if columns.shape[0] * numbers_each <= CHUNK:  # as nearly always
+        return function(columns)
+    return torch.cat([function(piece) for piece in chunks(columns, numbers_each)])
 
 
 def forward_of(module: Layer) -> Callable[[Tensor], Tensor]:

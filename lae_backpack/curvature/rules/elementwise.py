@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from backpack.custom_module.scale_module import ScaleModule
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lae_backpack.curvature.call import Call, Layer
+from lae_backpack.curvature.covariance import Covariance
+from lae_backpack.curvature.policy import DensePolicy
 from lae_backpack.curvature.registry import register_rule
 from lae_backpack.curvature.rules.base import DiagRule
 from lae_backpack.curvature.rules.by_autograd import forward_of, linearised
@@ -64,6 +66,23 @@ class ElementwiseRule(DiagRule):
         return self.derivative(call) * columns
 
     @override
+    def push(
+        self,
+        call: Call,
+        arrived: Sequence[Covariance],
+        variances: Mapping[str, Tensor],
+        policy: DensePolicy,
+    ) -> Covariance:
+        if variances:
+            return super().push(call, arrived, variances, policy)
+        # What came dense goes on dense, and what came diagonal goes on diagonal.
+        columns, rest = arrived[0].columns, arrived[0].rest
+        return Covariance(
+            {source: self.pull_columns(call, c) for source, c in columns.items()},
+            None if rest is None else self.pull_diag(call, rest),
+        )
+
+    @override
     def push_diag(self, call: Call, variance: Tensor) -> Tensor:
         return self.pull_diag(call, variance)
 
@@ -104,13 +123,18 @@ class KernelRule(ElementwiseRule):
         once = self.kernel(call, diag.expand_as(call.output))
         return once if self.zero_or_one else self.kernel(call, once)
 
+    @override
+    def pull_columns(self, call: Call, columns: Tensor) -> Tensor:
+        return self.kernel(call, columns)  # kernels broadcast
+
 
 for activation, kernel in {
     nn.Tanh: lambda call, v: aten.tanh_backward(v, call.output),
     nn.Sigmoid: lambda call, v: aten.sigmoid_backward(v, call.output),
     nn.SiLU: lambda call, v: aten.silu_backward(v, call.x),
+    # In low precision its kernel may be one that does not broadcast.
     nn.GELU: lambda call, v: aten.gelu_backward(
-        v, call.x, approximate=call.module.approximate
+        *torch.broadcast_tensors(v, call.x), approximate=call.module.approximate
     ),
     nn.LeakyReLU: lambda call, v: aten.leaky_relu_backward(
         v, call.x, call.module.negative_slope, False

@@ -104,7 +104,7 @@ class PushRule:
         columns = {
             source: self._push_all(call, c) for source, c in arrived[0].columns.items()
         }
-        pushed, rest, matrix = Covariance(columns), arrived[0].rest, None
+        rest, matrix = arrived[0].rest, None
         if rest is not None and dense and not self.separates_inputs(call.module):
             matrix, rest = self.rest_matrix(call, rest), None
         if variances and dense and not self.separates_params(call):
@@ -113,9 +113,9 @@ class PushRule:
         if rest is not None or variances:
             rest = self.push_variances(call, rest, variances)
         if matrix is None:
-            return pushed + Covariance(rest=rest)
+            return Covariance(columns, rest)
         whole = Covariance({}, rest).matrix(call.output) + matrix
-        return pushed + Covariance.from_matrix(whole, call.output)
+        return Covariance(columns) + Covariance.from_matrix(whole, call.output)
 
     def push_variances(
         self, call: Call, rest: Tensor | None, variances: Mapping[str, Tensor]
