@@ -591,29 +591,30 @@ def test_the_estimate_is_close_to_the_peak(name: str):
 
 
 @pytest.mark.filterwarnings("ignore:By default `link_approx` is `probit`")
-@pytest.mark.parametrize("likelihood, width", [("regression", 256), ("other", 320)])
-def test_the_estimate_with_its_batch_is_close_to_the_peak(likelihood: str, width: int):
+@pytest.mark.parametrize("likelihood", ["regression", "classification"])
+def test_the_estimate_with_its_batch_is_close_to_the_peak(likelihood: str):
     torch.set_default_dtype(torch.float32)
-    segments = likelihood != "regression"
+    # As many as a processor's widest vector: kernels pad channels to that.
+    channels = 16
 
     def net() -> nn.Sequential:
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Conv2d(channels, channels, 1),
             nn.Tanh(),
-            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Conv2d(channels, channels, 1),
             nn.Tanh(),
-            nn.Conv2d(4, 5 if segments else 1, 3, padding=1),
+            nn.Conv2d(channels, channels, 1),
         )
 
-    x, y = torch.randn(8, 1, 8, 8), torch.randn(8, 1, 8, 8)
-    if segments:
-        likelihood, y = "classification", torch.arange(8 * 64).view(8, 8, 8) % 5
+    x, y = torch.randn(2, 8, channels, 4, 4)
+    if likelihood == "classification":
+        y = torch.arange(8 * 16).view(8, 4, 4) % channels
     peak = peak_memory(lambda: _everything(net, x, y, likelihood))
     estimate = memory.bytes_needed(layers_of(net()), 4) + memory.batch_bytes(
-        4, width, 4
+        4, channels * 16, 4
     )
-    assert peak <= estimate <= 2 * peak
+    assert peak <= estimate <= 2 * peak, (peak, estimate)
 
 
 # Errors and neighbours -------------------------------------------------------------
