@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from comparing import made_up
-from latent_training import Images, build, log_likelihood, over_batches, train
+from latent_training import LR, Images, build, log_likelihood, over_batches, train
 from resuming import Row, run_missing
 
 from lae_backpack.datasets import load_images
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--updates", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--importance", type=int, default=100)
     parser.add_argument("--train-images", type=int, help="only the first so many")
     parser.add_argument("--test-images", type=int, help="only the first so many")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from comparing import Contender, interleaved, ratio, write_json
-from latent_training import BATCH, Images, build
+from latent_training import BATCH, LR, Images, build
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,7 +29,7 @@ def step_of(name: str, n_updates: int, code: int, images: Images) -> Contender:
         The step.
     """
     model = build(name, n_updates, images, code=code)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    optimizer = torch.optim.Adam(model.parameters(), LR, fused=True)
     x = images.train[:BATCH]
 
     def step() -> None:
