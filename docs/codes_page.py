@@ -11,7 +11,7 @@ from functools import partial
 
 from published_statements import NotRunError, Statement
 from readme_section import Section
-from reproduction import Row, chosen
+from reproduction import Row, chosen, content_of, number
 from result_tables import ROOT, Experiment, Table, filled, head, line_of, measures
 
 # Table 1 of the paper: nats of VLAE with one update above the VAE.
@@ -113,6 +113,29 @@ STATEMENTS = tuple(
 )
 
 
+def costs() -> list[str]:
+    """What steps cost.
+
+    Returns:
+        Markdown; nothing if they were not measured.
+    """
+    content = content_of("vlae_cost")
+    if content is None:
+        return []
+    updates = list(dict.fromkeys(row["T"] for row in content["rows"]))
+    lines = head(["pixels", "code", *updates])
+    for key in dict.fromkeys((row["pixels"], row["code"]) for row in content["rows"]):
+        own = chosen(content["rows"], dict(zip(("pixels", "code"), key, strict=True)))
+        ratios = [number(row["ratio"]) for row in own]
+        lines.append(line_of([*map(str, key), *ratios]))
+    words = (
+        "A training step of VLAE, in steps of a VAE with a code of the same size, by "
+        f"the number of updates (`{content['environment']['command']}`, medians of "
+        "interleaved rounds)."
+    )
+    return ["## Cost", "", filled(words), "", *lines, ""]
+
+
 def page() -> str:
     """The whole page, what does not hold first.
 
@@ -132,7 +155,7 @@ def page() -> str:
         "the best of three for the VAE."
     )
     parts = [title, "", filled(about), "", *lines, ""]
-    return "\n".join([*parts, *TABLE.markdown(), *LONGER.markdown()])
+    return "\n".join([*parts, *TABLE.markdown(), *LONGER.markdown(), *costs()])
 
 
 SECTION = Section("codes", page, ROOT / "docs" / "codes.md")
