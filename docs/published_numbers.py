@@ -27,8 +27,8 @@ KMNIST = "their outliers are KMNIST, ours Fashion-MNIST"
 
 ONLINE_ERROR = 25.7  # table 2, exact: of the networks' mean
 
-# Park, Kim and Kim, Variational Laplace Autoencoders, ICML 2019, table 1, small network:
-# nats of the VAE, and of VLAE with one update.
+# Park, Kim and Kim, Variational Laplace Autoencoders, ICML 2019, table 1, small
+# network: nats of the VAE, and of VLAE with one update.
 VLAE_NATS = {
     "mnist": (612.9, 638.6),
     "fashion": (606.3, 614.9),
