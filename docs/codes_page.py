@@ -17,6 +17,7 @@ from result_tables import ROOT, Experiment, Table, filled, head, line_of, measur
 
 MARGINS = {data: vlae - vae for data, (vae, vlae) in VLAE_NATS.items()}
 NAMES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "binary": "binarised MNIST"}
+TITLES = {"vae": "VAE", "savae": "SA-VAE", "hf": "VAE + HF", "vlae": "VLAE"}
 MEASURES = {
     "test_log_likelihood": "log-likelihood",
     "standard_error": "its standard error",
@@ -43,7 +44,7 @@ TABLE = Experiment(
     ),
 )
 LONGER = Experiment(
-    "vlae_longer",
+    "longer_vlae",
     "Longer training",
     (Table(("data", "model", "updates", "lr"), measures(MEASURES)),),
 )
@@ -138,6 +139,32 @@ def costs() -> list[str]:
     return ["## Cost", "", filled(words), "", *lines, ""]
 
 
+def figures() -> list[str]:
+    """Figures 3 and 4 of the paper.
+
+    Returns:
+        Markdown; nothing if they were not drawn.
+    """
+    content = content_of("figures_vlae")
+    if content is None:
+        return []
+    correlations = ", ".join(
+        f"{TITLES[name]} {number(value)}"
+        for name, value in content["mean_correlation"].items()
+    )
+    words = (
+        "Paths of the mode on the bound, for codes of two numbers, and covariances of "
+        "one image's code, whose mean absolute correlations are: "
+        f"{correlations}. By `{content['environment']['command']}`: "
+        f"{content['epochs']} epochs of {content['train_images']:,} images."
+    )
+    drawn = [
+        f"![{name}](../examples/experiments/results/{name}.png)"
+        for name in ("paths_vlae", "covariances_vlae")
+    ]
+    return ["## Figures 3 and 4", "", filled(words), "", drawn[0], "", drawn[1], ""]
+
+
 def page() -> str:
     """The whole page, what does not hold first.
 
@@ -157,7 +184,13 @@ def page() -> str:
         "the best of three for the VAE."
     )
     parts = [title, "", filled(about), "", *lines, ""]
-    return "\n".join([*parts, *TABLE.markdown(), *LONGER.markdown(), *costs()])
+    return "\n".join([
+        *parts,
+        *TABLE.markdown(),
+        *LONGER.markdown(),
+        *figures(),
+        *costs(),
+    ])
 
 
 SECTION = Section("codes", page, ROOT / "docs" / "codes.md")

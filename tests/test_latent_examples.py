@@ -125,8 +125,10 @@ def test_the_experiment_runs_and_resumes(run, tmp_path: Path):
 
 def test_the_figures_are_drawn(run, tmp_path: Path):
     run("experiments/vlae_figures.py", "--smoke", "--out", str(tmp_path))
-    for name in ("vlae_paths.png", "vlae_covariances.png"):
+    for name in ("paths_vlae.png", "covariances_vlae.png"):
         assert (tmp_path / name).stat().st_size > 10_000
+    found = json.loads((tmp_path / "figures_vlae.json").read_text())["mean_correlation"]
+    assert found["vae"] == found["savae"] == 0 < min(found["hf"], found["vlae"])
 
 
 def test_the_cost_is_measured(run, tmp_path: Path):

@@ -2,7 +2,7 @@
 
 python examples/experiments/vlae.py                       # rows say how long they took
 python examples/experiments/vlae.py --models vae --lr 5e-4          # and 5e-3
-python examples/experiments/vlae.py --epochs 20 --name vlae_longer --datasets mnist
+python examples/experiments/vlae.py --epochs 20 --name longer_vlae --datasets mnist
 python examples/experiments/vlae.py --smoke               # seconds, proves nothing
 
 The learning rate is the one of 5e-4 (the paper's, for 2,000 epochs), 2e-3 and 5e-3 that

@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from comparing import made_up
+from comparing import made_up, write_json
 from latent_baselines import SemiAmortisedVAE
 from latent_training import Images, build, train
 from matplotlib.axes import Axes
@@ -121,14 +121,18 @@ def figure_paths(images: Images, epochs: int, out: Path, n_grid: int) -> None:
     plt.close(figure)
 
 
-def figure_covariances(images: Images, epochs: int, out: Path) -> None:
+def figure_covariances(images: Images, epochs: int, out: Path) -> dict[str, float]:
     """Figure 4: the covariance of one image's code under four models.
 
     Args:
         images: The data.
         epochs: How long models train.
         out: The file.
+
+    Returns:
+        The mean absolute correlation under each.
     """
+    correlations = {}
     figure, grid = plt.subplots(1, len(TITLES), figsize=(13, 3.4), layout="constrained")
     for axes, (name, title) in zip(grid, TITLES.items(), strict=True):
         torch.manual_seed(0)
@@ -137,11 +141,12 @@ def figure_covariances(images: Images, epochs: int, out: Path) -> None:
         covariance = model.posterior(images.test[:1]).covariance_matrix[0].detach()
         limit = covariance.abs().max().item()
         shown = axes.imshow(covariance.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
-        mean = mean_correlation(covariance)
+        correlations[name] = mean = mean_correlation(covariance)
         axes.set_title(f"{title}, mean |corr.| {mean:.2f}", fontsize=10)
         figure.colorbar(shown, ax=axes, shrink=0.7)
     figure.savefig(out, dpi=150, bbox_inches="tight")
     plt.close(figure)
+    return correlations
 
 
 def mean_correlation(covariance: Tensor) -> float:
@@ -182,9 +187,14 @@ def main() -> None:
     )
     args.out.mkdir(parents=True, exist_ok=True)
     n_grid = 12 if args.smoke else 80
-    figure_paths(images, args.epochs, args.out / "vlae_paths.png", n_grid)
-    figure_covariances(images, args.epochs, args.out / "vlae_covariances.png")
-    print(args.out / "vlae_paths.png", args.out / "vlae_covariances.png", sep="\n")
+    figure_paths(images, args.epochs, args.out / "paths_vlae.png", n_grid)
+    correlations = figure_covariances(
+        images, args.epochs, args.out / "covariances_vlae.png"
+    )
+    about = {"seed": 0, "epochs": args.epochs, "train_images": len(images.train)}
+    about |= {"mean_correlation": correlations}
+    write_json(args.out / "figures_vlae.json", about)
+    print(args.out / "paths_vlae.png", args.out / "covariances_vlae.png", sep="\n")
 
 
 if __name__ == "__main__":
