@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
+from statistics import mean
 
 from published_numbers import VLAE_NATS
 from published_statements import NotRunError, Statement
@@ -34,32 +36,34 @@ TABLE = Experiment(
         Table(
             ("data", "model", "updates", "lr"),
             measures(MEASURES),
-            caption="Nats of test images, by 100 importance samples for each. The "
-            "network has one hidden layer of 256 and codes of 16. The paper trains for "
+            caption="Nats of test images, by importance sampling; the small network "
+            "of the paper. The paper trains for "
             "up to 2,000 epochs, and ends with {:g} (VAE) and {:g} (VLAE, one update) "
             "on MNIST: we compare leads and order, not values.".format(
                 *VLAE_NATS["mnist"]
             ),
         ),
     ),
+    shares_models=False,
 )
 LONGER = Experiment(
     "longer_vlae",
     "Longer training",
     (Table(("data", "model", "updates", "lr"), measures(MEASURES)),),
+    shares_models=False,
 )
 
 
 def lead(
     rows: list[Row], data: str, updates: int, others: tuple[str, ...] = ("vae",)
 ) -> float:
-    """How far VLAE is above the best of others.
+    """How far VLAE is above the best of others, in the mean over seeds.
 
     Args:
         rows: The results.
         data: The data set.
         updates: Of VLAE.
-        others: The other models, with any number of updates.
+        others: The other models, with any number of updates and learning rate.
 
     Returns:
         Nats of log-likelihood.
@@ -67,12 +71,15 @@ def lead(
     Raises:
         NotRunError: If one of them is not there.
     """
-    own = chosen(rows, {"data": data, "model": "vlae", "updates": updates})
-    theirs = {m: chosen(rows, {"data": data, "model": m}) for m in others}
+    found: dict[tuple[str, int, float], list[float]] = {}
+    for row in chosen(rows, {"data": data}):
+        key = row["model"], row["updates"], row["lr"]
+        found.setdefault(key, []).append(row["test_log_likelihood"])
+    own = [mean(v) for (m, t, _), v in found.items() if (m, t) == ("vlae", updates)]
+    theirs = {m: [mean(v) for key, v in found.items() if key[0] == m] for m in others}
     if not own or not all(theirs.values()):
         raise NotRunError
-    best = max(r["test_log_likelihood"] for found in theirs.values() for r in found)
-    return own[0]["test_log_likelihood"] - best
+    return max(own) - max(chain.from_iterable(theirs.values()))
 
 
 def gain_by_updates(rows: list[Row], data: str) -> float:

@@ -88,6 +88,7 @@ class Experiment:
     title: str
     tables: tuple[Table, ...]
     figures: tuple[str, ...] = ()  # more of them, by how their files' names begin
+    shares_models: bool = True  # with other experiments
 
     def markdown(self) -> list[str]:
         """The part.
@@ -100,7 +101,8 @@ class Experiment:
             return [*title, f"Not run yet: `examples/experiments/{self.name}.py`.", ""]
         rows = rows_of(self.name)
         figures = chain.from_iterable(
-            sorted(RESULTS.glob(f"{name}*.png")) for name in (self.name, *self.figures)
+            sorted(RESULTS.glob(pattern))
+            for pattern in (f"{self.name}.png", *(f"{f}*.png" for f in self.figures))
         )
         drawn = [
             f"![{figure.stem}](../{figure.relative_to(ROOT).as_posix()})"
@@ -111,16 +113,17 @@ class Experiment:
             *title,
             *tables,
             *chain(*([d, ""] for d in drawn)),
-            *about(content, rows),
+            *about(content, rows, self.shares_models),
         ]
 
 
-def about(content: Row, rows: list[Row]) -> list[str]:
+def about(content: Row, rows: list[Row], shares_models: bool) -> list[str]:
     """How an experiment was made.
 
     Args:
         content: Of its file.
         rows: Those of it that are shown.
+        shares_models: Whether models may be trained by another experiment.
 
     Returns:
         Markdown.
@@ -135,9 +138,10 @@ def about(content: Row, rows: list[Row]) -> list[str]:
     words = (
         f"By {commands}; seeds {seeds}; epochs {epochs}; {minutes:.0f} minutes on "
         f"{versions['threads']} threads; torch {versions['torch']}, laplace-torch "
-        f"{versions['laplace-torch']}, BackPACK {versions['backpack-for-pytorch']}. "
-        "Models that another experiment has trained are not trained again."
+        f"{versions['laplace-torch']}, BackPACK {versions['backpack-for-pytorch']}."
     )
+    if shares_models:
+        words += " Models that another experiment has trained are not trained again."
     return [filled(words), ""]
 
 

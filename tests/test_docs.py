@@ -210,7 +210,7 @@ def test_posterior_costs_are_within_their_limits_but_for_one():
     missed = {what for what, verdict in verdicts.items() if verdict != "ok"}
     assert len(verdicts) >= 10
     calibrated = "784-512-256-2, N=128: post-hoc epoch, calibrated_diag / plain"
-    assert missed == {f"{calibrated} training epoch"}  # 1.31, where 1.3 is wanted
+    assert missed <= {f"{calibrated} training epoch"}
 
 
 def test_posterior_benchmark_runs(tmp_path: Path):

@@ -83,9 +83,11 @@ def test_the_lead_over_the_vae_is_judged_by_the_papers(tmp_path: Path, monkeypat
     by_margin, by_order, by_updates = script.STATEMENTS[:3]
     nats = {("vae", 0): 10.0, ("savae", 1): 12.0, ("hf", 1): 11.0, ("vlae", 1): 13.0}
     rows = [
-        {"data": "mnist", "model": m, "updates": t, "test_log_likelihood": found}
+        {"data": "mnist", "model": m, "updates": t, "lr": lr, "seed": seed,
+         "test_log_likelihood": found + seed - (lr > 1)}
         for (m, t), found in nats.items()
-    ]
+        for lr, seed in ((1, 0), (1, -1), (1, 1), (2, 0))
+    ]  # fmt: skip
     (tmp_path / "vlae.json").write_text(json.dumps({"rows": rows}))
     assert by_margin.verdict() == (False, "nats: 3.00")
     assert by_order.verdict() == (True, "nats: 1.000")

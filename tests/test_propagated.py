@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -447,6 +448,49 @@ def test_experiment_runs(tmp_path: Path):
         assert figures["against"].keys() == {"sampled", "linearised"}
         for correlations in figures["against"].values():
             assert all(math.isfinite(value) for value in correlations.values())
+
+
+def test_threads_leave_the_model_its_own_weights():
+    one, x = fitted()
+    model = one.model
+    other = LaplaceAE(model, hessian_structure="approx_diag")
+    other.fit([x])
+    other.mean = other.mean + 1.0  # as if the model had been trained since
+    own = list(model.parameters())
+    expected = [la(x, pred_type="propagated")[0].clone() for la in (one, other)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(60):
+            found = (one, other)[i](x, pred_type="propagated")[0]
+            if not torch.equal(found, expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert all(a is b for a, b in zip(own, model.parameters(), strict=True))
+
+
+def test_a_model_that_was_changed_since_is_not_given_old_weights():
+    la, x = fitted()
+    la(x, pred_type="propagated")
+    assert isinstance(la.model.decoder, nn.Sequential)
+    la.model.decoder.append(nn.Linear(3, 3))  # along the last dimension
+    with pytest.raises((RuntimeError, ValueError)):
+        la(x, pred_type="propagated")
+
+
+def test_codes_of_an_encoder_that_only_reshapes_are_the_users_no_more():
+    la = LaplaceAE(AutoEncoder(nn.Flatten(), mlp(4, 4)))
+    x = torch.rand(3, 4)
+    la.fit([x])
+    code, _ = la.latent(x, pred_type="propagated")
+    code.zero_()
+    assert x.any()
 
 
 def true_moments(la: LaplaceAE, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,7 @@ FOLDERS = {"mnist": "mnist", "fashion": "fashion-mnist", "binary": "mnist"}
 DATASETS = tuple(FOLDERS)
 TITLES = {"vae": "VAE", "savae": "SA-VAE", "hf": "VAE + HF", "vlae": "VLAE"}
 MODELS = tuple(TITLES)
+STYLES = ("-", "--", "-.", ":")
 
 
 def images_of(dataset: str, args: argparse.Namespace) -> Images:
@@ -157,11 +158,13 @@ def draw_curves(rows: list[Row], path: Path) -> None:
     """Draw validation bounds over epochs, and how far they are above the VAE's.
 
     Args:
-        rows: What was measured; those with the usual learning rate are drawn.
+        rows: What was measured; those with the usual learning rate and epochs are
+            drawn.
         path: The figure's file.
     """
-    first, lr = min(r["seed"] for r in rows), mode(r["lr"] for r in rows)
-    rows = [row for row in rows if (row["seed"], row["lr"]) == (first, lr)]
+    usual = {name: mode(row[name] for row in rows) for name in ("seed", "lr", "epochs")}
+    rows = [row for row in rows if usual.items() <= row.items()]
+    updates = sorted({row["updates"] for row in rows} - {0})
     names = list(dict.fromkeys(row["data"] for row in rows))
     figure, axes = plt.subplots(
         2,
@@ -179,10 +182,12 @@ def draw_curves(rows: list[Row], path: Path) -> None:
             epochs = torch.arange(1, len(curve) + 1)
             style: dict[str, Any] = {
                 "color": f"C{MODELS.index(row['model'])}",
-                "linestyle": {0: "-", 1: "-", 2: "--", 4: "-.", 8: ":"}[row["updates"]],
+                "linestyle": "-",
             }
-            updates = f", T={row['updates']}" if row["updates"] else ""
-            label = f"{TITLES[row['model']]}{updates}"
+            label = TITLES[row["model"]]
+            if row["updates"]:
+                style["linestyle"] = STYLES[updates.index(row["updates"]) % len(STYLES)]
+                label += f", T={row['updates']}"
             # The first epochs are far below and would flatten the rest.
             above.plot(epochs[2:], curve[2:], label=label, **style)
             if known and row["model"] != "vae":

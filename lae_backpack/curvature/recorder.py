@@ -106,7 +106,8 @@ class Recorder:
             held.enter_context(uncompiled(self._places))
             for module in self._places:
                 if module not in parts and not is_container(module):
-                    # As register_forward_hook does, which takes several times as long.
+                    # What register_forward_hook comes to for plain hooks, in a fraction
+                    # of its time.
                     held.callback(module._forward_pre_hooks.pop, key, None)
                     held.callback(module._forward_hooks.pop, key, None)
                     module._forward_pre_hooks[key] = self._before

@@ -43,7 +43,7 @@ class ElementaryNorms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        own = _OWN.get(func, func)
+        own = _OWN[func] if func in _OWN else func
         return own(*args, **(kwargs or {}))
 
 
@@ -54,6 +54,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *_: object,
+    **__: object,
 ) -> Tensor:
     dims = list(range(-len(normalized_shape), 0))
     return _affine(_standardised(input, dims, eps), weight, bias)
@@ -68,7 +69,6 @@ def _instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *_: object,
 ) -> Tensor:
     if not use_input_stats:  # its statistics are constants then
         statistics = running_mean, running_var, weight, bias
@@ -80,11 +80,27 @@ def _instance_norm(
     return _affine(_standardised(input, dims, eps), weight, bias)
 
 
+def _torch_instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    del cudnn_enabled
+    statistics = running_mean, running_var, weight, bias
+    return _instance_norm(input, *statistics, use_input_stats, momentum, eps)
+
+
 _OWN: dict[Any, Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.instance_norm: _instance_norm,
-    torch.instance_norm: _instance_norm,
+    torch.instance_norm: _torch_instance_norm,
 }
 
 

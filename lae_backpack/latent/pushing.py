@@ -7,21 +7,32 @@ Linear layers and activations, one after the other, need no more than a product 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 from torch.nn import Module
 from torch.nn import functional as F
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from lae_backpack.curvature.registry import find_rule
+from lae_backpack.curvature.registry import find_rule, registered_class
 from lae_backpack.curvature.rules.elementwise import ElementwiseRule
 from lae_backpack.latent.elementary_norms import push_forward
 
 Decode = Callable[[Tensor], Tensor]  # [N, K] -> [N, *out]
 
-STEPWISE = (nn.ReLU, nn.LeakyReLU)  # whose derivative is constant, piece by piece
+# Whose derivative is constant, piece by piece.
+STEPWISE = {
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.Hardshrink,
+    nn.Softshrink,
+    nn.Threshold,
+}
 
 
 def push_units(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +50,7 @@ def push_units(decode: Decode, z: Tensor) -> tuple[Tensor, Tensor]:
     return output, columns.flatten(2).expand(len(z), -1, -1)
 
 
-def is_chain(decode: Decode) -> bool:
+def is_chain(decode: Decode) -> TypeGuard[nn.Sequential]:
     """Whether a decoder is its layers, one after the other, and nobody listens.
 
     Args:
@@ -50,17 +61,33 @@ def is_chain(decode: Decode) -> bool:
     """
     return (
         isinstance(decode, nn.Sequential)
-        and _runs_as(decode, nn.Sequential)
+        and runs_as(decode, nn.Sequential)
         and not any(map(_is_heard, decode.modules()))
     )
 
 
-def _runs_as(module: Module, cls: type[Module]) -> bool:
-    return type(module).forward is cls.forward
+def runs_as(module: Module, cls: type[Module]) -> bool:
+    """Whether a module does what its class does, and not something of its own.
+
+    Args:
+        module: The module.
+        cls: One of its classes.
+
+    Returns:
+        Whether its forward pass is that of the class.
+    """
+    return "forward" not in vars(module) and type(module).forward is cls.forward
 
 
 def _is_heard(module: Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    own = module._forward_hooks or module._forward_pre_hooks
+    return bool(own or _global_forward_hooks or _global_forward_pre_hooks)
+
+
+def _is_activation(module: Module) -> bool:
+    cls = registered_class(module)
+    is_elementwise = isinstance(find_rule(module), ElementwiseRule)
+    return is_elementwise and cls is not None and runs_as(module, cls)
 
 
 def _push(decode: Decode, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,16 +102,16 @@ def _push(decode: Decode, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         The output, and columns at it.  # [N, *out], [1 or N, K, *out]
     """
     if is_chain(decode):
-        for layer in decode.children():
+        for layer in decode:  # a layer may stand in it twice
             x, columns = _push(layer, x, columns)
         return x, columns
     if isinstance(decode, Module) and not _is_heard(decode):
-        if isinstance(decode, nn.Linear) and _runs_as(decode, nn.Linear):
+        if isinstance(decode, nn.Linear) and runs_as(decode, nn.Linear):
             return decode(x), F.linear(columns, decode.weight)
-        if isinstance(find_rule(decode), ElementwiseRule):
+        if _is_activation(decode):
             output, slope, *_ = jvp(decode, (x,), (torch.ones_like(x),))
             # Steps have no slope: autograd would find it out at the columns' price.
-            slope = slope.detach() if isinstance(decode, STEPWISE) else slope
+            slope = slope.detach() if type(decode) in STEPWISE else slope
             return output, slope[:, None] * columns
     return _push_by_func(decode, x, columns)
 

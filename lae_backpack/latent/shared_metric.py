@@ -23,7 +23,7 @@ from lae_backpack.latent.linearisation import (
     require_image,
 )
 from lae_backpack.latent.local_model import ExplicitModel, LocalModel
-from lae_backpack.latent.pushing import is_chain, push_units
+from lae_backpack.latent.pushing import is_chain, push_units, runs_as
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,22 @@ def cut(decoder: Module) -> Parts | None:
     """
     if not is_chain(decoder):
         return None
-    layers = list(decoder.children())
+    layers = list(decoder)
     n_tail = 0
-    while n_tail < len(layers) and isinstance(
-        layers[-1 - n_tail], nn.Flatten | nn.Unflatten
-    ):
+    while n_tail < len(layers) and _reshapes(layers[-1 - n_tail]):
         n_tail += 1
     *body, head = layers[: len(layers) - n_tail] or [decoder]
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+    if not isinstance(head, nn.Linear) or not runs_as(head, nn.Linear):
         return None
     if head.in_features >= head.out_features:
         return None
     tail = layers[len(layers) - n_tail :]
     return Parts(nn.Sequential(*body), head, nn.Sequential(*tail))
+
+
+def _reshapes(layer: Module) -> bool:
+    kinds = (nn.Flatten, nn.Unflatten)
+    return any(isinstance(layer, kind) and runs_as(layer, kind) for kind in kinds)
 
 
 class BySharedMetric(Linearisation):
@@ -96,7 +99,8 @@ class BySharedMetric(Linearisation):
         """``L^T (x - bias)`` over the noise, once for all updates.  # [N, H]."""
         if self._pulled is None or self._pulled[0] is not x:
             head = self.parts.head
-            at_zero = self.parts.tail(head(x.new_zeros(len(x), head.in_features)))
+            at_zero = self.parts.tail(head(x.new_zeros(1, head.in_features)))
+            at_zero = at_zero.expand(len(x), *at_zero.shape[1:])
             require_image(at_zero, x)
             residual = self.likelihood.gradient(x, at_zero).flatten(1)
             self._pulled = x, residual @ head.weight

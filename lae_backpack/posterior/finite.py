@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -22,7 +21,7 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     named = list(named)
     # One sum each and one look at all: a sum is finite only if its parts are.
     sums = [tensor.detach().sum() for _, tensor in named]
-    if not sums or all(map(math.isfinite, torch.stack(sums).tolist())):
+    if not sums or torch.stack(sums).isfinite().all():
         return None
     # A sum may overflow by itself.
     return next((n for n, tensor in named if not tensor.isfinite().all()), None)

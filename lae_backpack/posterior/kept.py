@@ -37,6 +37,8 @@ class Kept(Generic[Value]):
         Returns:
             The value, the last one if possible.
         """
+        if any(tensor.is_inference() for tensor in tensors):
+            return make()  # of these torch does not count
         now = [(tensor, tensor._version) for tensor in tensors]
         if self._last is not None:
             before, old_numbers, value = self._last

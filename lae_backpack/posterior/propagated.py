@@ -26,7 +26,8 @@ def held(mean: Weights) -> Weights:
         The same numbers. In a pass, ``requires_grad`` tells which weights have a
         variance, and their squares are kept.
     """
-    return {n: keep_square(w.detach().requires_grad_()) for n, w in mean.items()}
+    own = {n: w.clone() if w.is_inference() else w.detach() for n, w in mean.items()}
+    return {n: keep_square(w.requires_grad_()) for n, w in own.items()}
 
 
 def moments(

@@ -34,8 +34,8 @@ def evaluating(model: Module) -> Iterator[None]:
         count, training = _evaluated.get(model, (0, []))
         training = training + [module for module in model.modules() if module.training]
         _evaluated[model] = count + 1, training
-        for module in training:  # a module's own setattr is slow
-            vars(module)["training"] = False
+        for module in training:
+            module.training = False
     try:
         yield
     finally:
@@ -45,7 +45,7 @@ def evaluating(model: Module) -> Iterator[None]:
                 _evaluated[model] = count - 1, training
             else:
                 for module in training:
-                    vars(module)["training"] = True
+                    module.training = True
 
 
 def without_hooks(model: Module) -> Module:

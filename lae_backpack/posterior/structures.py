@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lae_backpack.curvature.policy import DEFAULT_MAX_DENSE_DIM
+from lae_backpack.curvature.recorder import lock_of
 from lae_backpack.posterior import propagated
 from lae_backpack.posterior.choices import PRED_TYPES
 from lae_backpack.posterior.chunks import checked_size, cut
@@ -84,6 +85,7 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             return prior.reshape(1).expand(self.n_params)
         return super().prior_precision_diag
 
+    @torch.inference_mode(False)  # where torch does not count who writes to a tensor
     def propagated(
         self, x: Tensor, part: str = "", chunk_size: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -98,23 +100,31 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             The output at the mean weights, and its variance.  # [N, *out] each
         """
         self._require_fit()
+        x = x.clone() if x.is_inference() else x
         means, variances = self._named_weights(part)
         policy = propagated.forward_policy(self._backend_kwargs)
         model = self.model.get_submodule(part)
         size = checked_size(x, chunk_size, self.n_outputs)
-        with evaluating(self.model):
+        # The model holds other weights meanwhile, which no other thread may see.
+        with lock_of(self.model), evaluating(self.model):
             moments = [
                 propagated.moments(model, means, variances, chunk, policy)
                 for chunk in cut(x.to(self._device), size)
             ]
-        if len(moments) == 1:
-            return moments[0]
         mean, variance = zip(*moments, strict=True)
-        return torch.cat(mean), torch.cat(variance)
+        if len(moments) > 1:
+            return torch.cat(mean), torch.cat(variance)
+        # Of a part that only reshapes, the output is a view of what the user gave.
+        shared = mean[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return mean[0].clone() if shared else mean[0], variance[0]
 
     @cached_property
-    def _kept(self) -> tuple[Kept[Tensor], Kept[dict[str, tuple[Weights, Weights]]]]:
-        return Kept(), Kept()
+    def _kept_variances(self) -> Kept[Tensor]:
+        return Kept()
+
+    @cached_property
+    def _kept_weights(self) -> Kept[dict[str, tuple[Weights, Weights]]]:
+        return Kept()
 
     def _weight_variances(self) -> Tensor:
         """The posterior's variances, kept until it changes: one pass is short."""
@@ -123,13 +133,16 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
             prior, factor = self.prior_precision_diag, self._H_factor
             return torch.addcmul(prior, self.H, factor).detach().reciprocal_()
 
-        held = self.H, self.prior_precision, torch.as_tensor(self.sigma_noise)
-        return self._kept[0].get(make, held, self.temperature)
+        noise = torch.as_tensor(self.sigma_noise)
+        tensors = self.H, self.prior_precision, noise
+        return self._kept_variances.get(make, tensors, self.temperature)
 
     def _named_weights(self, part: str) -> tuple[Weights, Weights]:
         """Means and variances of a part's weights, cut once for all passes."""
         vectors = self.mean, self._weight_variances()
-        parts = self._kept[1].get(dict, vectors)
+        # A model that was changed since is cut anew, or refused.
+        trained = (id(p) for p in self.model.parameters() if p.requires_grad)
+        parts = self._kept_weights.get(dict, vectors, *trained)
         if part not in parts:
             means, variances = weights_by_name(self.model, vectors, part)
             parts[part] = propagated.held(means), variances

@@ -78,8 +78,8 @@ class ElementwiseRule(DiagRule):
         # What came dense goes on dense, and what came diagonal goes on diagonal.
         columns, rest = arrived[0].columns, arrived[0].rest
         return Covariance(
-            {source: self.pull_columns(call, c) for source, c in columns.items()},
-            None if rest is None else self.pull_diag(call, rest),
+            {s: self.push_columns(call, call.x, c) for s, c in columns.items()},
+            None if rest is None else self.push_diag(call, rest),
         )
 
     @override
