@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lae_backpack import AutoEncoder, LaplaceAE, diag_ggn
+from lae_backpack.posterior.sampling import evaluating
 
 
 def model() -> AutoEncoder:
@@ -269,3 +270,12 @@ def test_unless_asked_it_takes_probes_post_hoc_and_mixed_curvature_online():
     assert torch.equal(*found)
     with pytest.raises(ValueError, match="hessian_structure must be one of"):
         LaplaceAE(net, hessian_structure="diag")
+
+
+def test_scripted_modules_are_put_into_eval_mode_too():
+    model = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Dropout(0.5)))
+    x = torch.ones(2, 3)
+    with evaluating(model):
+        assert torch.equal(model(x), model[0](x))
+    assert all(module.training for module in model.modules())
+    assert not any(module.training for module in model.eval().modules())

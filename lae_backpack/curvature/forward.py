@@ -45,6 +45,9 @@ def propagate(
 
     Returns:
         The model's output and its variance.  # [N, *out] each
+
+    Raises:
+        ValueError: If a trainable parameter has no variances.
     """
     keep_freed_memory()
     with Recorder(model) as recorder:
@@ -53,6 +56,12 @@ def propagate(
     names = recorder.parameter_names()
     require_rules_for_all_parameters(model, x, recorder.all_names, names)
     by_param = {p: variances[n] for p, n in names.items() if n in variances}
+    unknown = [n for p, n in names.items() if p.requires_grad and p not in by_param]
+    if unknown:
+        raise ValueError(
+            f"The trainable parameters {unknown} have no variances: the model was "
+            "changed since they were made. Fit it again, or freeze them."
+        )
     way = _Way(policy, last_uses(recorder.records, id(output)))
     records = deque(recorder.records)
     recorder.records.clear()

@@ -35,7 +35,7 @@ def evaluating(model: Module) -> Iterator[None]:
         training = training + [module for module in model.modules() if module.training]
         _evaluated[model] = count + 1, training
         for module in training:
-            module.training = False
+            _set_training(module, False)
     try:
         yield
     finally:
@@ -45,7 +45,14 @@ def evaluating(model: Module) -> Iterator[None]:
                 _evaluated[model] = count - 1, training
             else:
                 for module in training:
-                    module.training = True
+                    _set_training(module, True)
+
+
+def _set_training(module: Module, training: bool) -> None:
+    if type(module).__setattr__ is Module.__setattr__:
+        vars(module)["training"] = training  # what that does, in a tenth of its time
+    else:
+        module.training = training
 
 
 def without_hooks(model: Module) -> Module:

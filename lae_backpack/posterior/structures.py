@@ -140,9 +140,7 @@ class EngineDiagLaplace(EngineLaplace, DiagLaplace):
     def _named_weights(self, part: str) -> tuple[Weights, Weights]:
         """Means and variances of a part's weights, cut once for all passes."""
         vectors = self.mean, self._weight_variances()
-        # A model that was changed since is cut anew, or refused.
-        trained = (id(p) for p in self.model.parameters() if p.requires_grad)
-        parts = self._kept_weights.get(dict, vectors, *trained)
+        parts = self._kept_weights.get(dict, vectors)
         if part not in parts:
             means, variances = weights_by_name(self.model, vectors, part)
             parts[part] = propagated.held(means), variances
