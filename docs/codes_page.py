@@ -200,7 +200,7 @@ def page() -> str:
     title = "## What holds at our budget, and what does not"
     about = (
         "All models have the same epochs, learning rate, batches and seed; the rate is "
-        "the best of three for the VAE."
+        "the best of three for the VAE on MNIST."
     )
     parts = [title, "", filled(about), "", *lines, ""]
     return "\n".join([

@@ -6,8 +6,8 @@ python examples/experiments/vlae.py --epochs 20 --name longer_vlae --datasets mn
 python examples/experiments/vlae.py --smoke               # seconds, proves nothing
 
 The learning rate is the one of 5e-4 (the paper's, for 2,000 epochs), 2e-3 and 5e-3 that
-gives the *VAE* its best bound on validation images. Runs that are in the results
-already are not repeated, so it may be stopped and resumed.
+gives the *VAE* its best bound on validation images of MNIST. Runs that are in the
+results already are not repeated, so it may be stopped and resumed.
 """
 
 from __future__ import annotations
