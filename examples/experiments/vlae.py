@@ -177,9 +177,11 @@ def draw_curves(rows: list[Row], path: Path) -> None:
     for (above, below), name in zip(axes.T, names, strict=True):
         own = [row for row in rows if row["data"] == name]
         known = [r["validation_elbo_by_epoch"] for r in own if r["model"] == "vae"]
+        floor = min(r["validation_elbo_by_epoch"][2] for r in own)
         for row in own:
             curve = torch.tensor(row["validation_elbo_by_epoch"])
             epochs = torch.arange(1, len(curve) + 1)
+            curve[(epochs > 2) & (curve < floor)] = torch.nan  # training has diverged
             style: dict[str, Any] = {
                 "color": f"C{MODELS.index(row['model'])}",
                 "linestyle": "-",
