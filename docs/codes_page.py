@@ -6,19 +6,12 @@ python docs/codes_page.py --write    # put it into docs/codes.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from itertools import chain
-from statistics import mean
-
+from codes_statements import STATEMENTS
 from published_numbers import VLAE_NATS
-from published_statements import NotRunError, Statement
 from readme_section import Section
-from reproduction import Row, chosen, content_of, number
+from reproduction import chosen, content_of, number
 from result_tables import ROOT, Experiment, Table, filled, head, line_of, measures
 
-MARGINS = {data: vlae - vae for data, (vae, vlae) in VLAE_NATS.items()}
-NAMES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "binary": "binarised MNIST"}
 TITLES = {"vae": "VAE", "savae": "SA-VAE", "hf": "VAE + HF", "vlae": "VLAE"}
 MEASURES = {
     "test_log_likelihood": "log-likelihood",
@@ -39,7 +32,8 @@ TABLE = Experiment(
             caption="Nats of test images, by importance sampling; the small network "
             "of the paper. The paper trains for "
             "up to 2,000 epochs, and ends with {:g} (VAE) and {:g} (VLAE, one update) "
-            "on MNIST: we compare leads and order, not values.".format(
+            "on MNIST: we compare leads and order, not values. Our SA-VAE climbs the "
+            "bound, where the paper's published code descends it.".format(
                 *VLAE_NATS["mnist"]
             ),
         ),
@@ -51,94 +45,34 @@ LONGER = Experiment(
     "Longer training",
     (
         Table(
-            ("data", "model", "updates", "lr"),
+            ("data", "model", "updates", "lr", "epochs"),
             measures(MEASURES),
-            caption="Twice the epochs. At the paper's own learning rate, which is too "
+            caption="More epochs. At the paper's own learning rate, which is too "
             "low for so few epochs, VLAE's lead is far smaller.",
         ),
     ),
     shares_models=False,
 )
-
-
-def lead(
-    rows: list[Row], data: str, updates: int, others: tuple[str, ...] = ("vae",)
-) -> float:
-    """How far VLAE is above the best of others, in the mean over seeds.
-
-    Args:
-        rows: The results.
-        data: The data set.
-        updates: Of VLAE.
-        others: The other models, with any number of updates and learning rate.
-
-    Returns:
-        Nats of log-likelihood.
-
-    Raises:
-        NotRunError: If one of them is not there.
-    """
-    found: dict[tuple[str, int, float], list[float]] = {}
-    for row in chosen(rows, {"data": data}):
-        key = row["model"], row["updates"], row["lr"]
-        found.setdefault(key, []).append(row["test_log_likelihood"])
-    own = [mean(v) for (m, t, _), v in found.items() if (m, t) == ("vlae", updates)]
-    theirs = {m: [mean(v) for key, v in found.items() if key[0] == m] for m in others}
-    if not own or not all(theirs.values()):
-        raise NotRunError
-    return max(own) - max(chain.from_iterable(theirs.values()))
-
-
-def gain_by_updates(rows: list[Row], data: str) -> float:
-    """What eight updates are above one.
-
-    Args:
-        rows: The results.
-        data: The data set.
-
-    Returns:
-        Nats of log-likelihood.
-    """
-    return lead(rows, data, 8) - lead(rows, data, 1)
-
-
-def _said(
-    words: str,
-    found: Callable[[list[Row]], float],
-    least: float,
-    experiment: Experiment = TABLE,
-) -> Statement:
-    return Statement(experiment.name, words, found, least, "nats")
-
-
-def _margin(data: str, experiment: Experiment, when: str) -> Statement:
-    words = (
-        f"{when} one update VLAE is above the VAE by the paper's "
-        f"{round(MARGINS[data], 2):g} nats on {NAMES[data]}"
-    )
-    found = partial(lead, data=data, updates=1)
-    return _said(words, found, MARGINS[data], experiment)
-
-
-STATEMENTS = (
-    *(_margin(data, TABLE, "With") for data in NAMES),
-    *(_margin(data, LONGER, "Trained for longer, with") for data in NAMES),
-    *(
-        _said(
-            f"With one update VLAE is above VAE, SA-VAE and Householder flow on {name}",
-            partial(lead, data=data, updates=1, others=("vae", "savae", "hf")),
-            0.0,
-        )
-        for data, name in NAMES.items()
+CLIPPED = Experiment(
+    "clipped_vlae",
+    "Clipped gradients",
+    (
+        Table(
+            ("data", "model", "updates", "lr", "clip"),
+            measures({
+                **MEASURES,
+                "start_norm": "norm of the encoder's code",
+                "mode_norm": "of the mode",
+            }),
+            caption="With eight updates on binarised MNIST, training diverges after a "
+            "few epochs. All that the bound sees of the encoder's code is what eight "
+            "updates make of it, so nothing keeps the code near the mode: it goes far "
+            "out, where few images have gradients many times as long as all others, "
+            "and Adam's steps with these lose the model. It is enough to shorten "
+            "gradients to a norm that most do not reach.",
+        ),
     ),
-    *(
-        _said(
-            f"Eight updates are better than one on {name}",
-            partial(gain_by_updates, data=data),
-            0.0,
-        )
-        for data, name in NAMES.items()
-    ),
+    shares_models=False,
 )
 
 
@@ -214,6 +148,7 @@ def page() -> str:
         *parts,
         *TABLE.markdown(),
         *LONGER.markdown(),
+        *CLIPPED.markdown(),
         *figures(),
         *costs(),
     ])

@@ -130,6 +130,7 @@ def train(
     seed: int,
     label: str = "",
     lr: float = LR,
+    clip: float | None = None,
 ) -> list[float]:
     """Train a model; it ends up with the weights of its best epoch.
 
@@ -140,6 +141,7 @@ def train(
         seed: Of order and noise.
         label: What the progress bar says.
         lr: The learning rate of Adam.
+        clip: The largest norm of a gradient; longer ones are shortened to it.
 
     Returns:
         The validation images' mean bound after each epoch.
@@ -155,6 +157,8 @@ def train(
             x = torch.bernoulli(x, generator=generator) if images.binary else x
             optimizer.zero_grad()
             (-model.elbo(x, generator=generator).mean()).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
         fixed = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng():  # steps of the semi-amortised VAE draw there

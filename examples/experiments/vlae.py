@@ -2,7 +2,8 @@
 
 python examples/experiments/vlae.py                       # rows say how long they took
 python examples/experiments/vlae.py --models vae --lr 5e-4          # and 5e-3
-python examples/experiments/vlae.py --epochs 20 --name longer_vlae --datasets mnist
+python examples/experiments/vlae.py --epochs 40 --name longer_vlae --models vae vlae
+python examples/experiments/vlae.py --clip 30 --name clipped_vlae --datasets binary
 python examples/experiments/vlae.py --smoke               # seconds, proves nothing
 
 The learning rate is the one of 5e-4 (the paper's, for 2,000 epochs), 2e-3 and 5e-3 that
@@ -78,7 +79,8 @@ def measure(key: Row, images: Images) -> Row:
     model = build(key["model"], key["updates"], images)
     start = time.perf_counter()
     label = " ".join(str(value) for value in key.values())
-    curve = train(model, images, key["epochs"], key["seed"], label, key["lr"])
+    how = label, key["lr"], key.get("clip")
+    curve = train(model, images, key["epochs"], key["seed"], *how)
     seconds = time.perf_counter() - start
     nats = log_likelihood(model, images.test, key["importance"], seed=0)
     bound = over_batches(lambda x: model.elbo(x, 10), images.test)
@@ -94,6 +96,11 @@ def measure(key: Row, images: Images) -> Row:
     if isinstance(model, VLAE):
         shares = lowering_steps(model, images)
         measured |= {f"lowering_{name}": share for name, share in shares.items()}
+        x = images.test[:1000]
+        with torch.no_grad():
+            start, modes = model.encoder(x), model.posterior(x).loc
+        measured["start_norm"] = start.norm(dim=1).mean().item()
+        measured["mode_norm"] = modes.norm(dim=1).mean().item()
     return measured
 
 
@@ -146,6 +153,7 @@ def planned(args: argparse.Namespace, images: dict[str, Images]) -> list[Row]:
             "train_images": len(images[dataset].train),
             "test_images": len(images[dataset].test),
             "importance": args.importance,
+            **({} if args.clip is None else {"clip": args.clip}),
         }
         for seed in args.seeds
         for dataset in args.datasets
@@ -158,11 +166,11 @@ def draw_curves(rows: list[Row], path: Path) -> None:
     """Draw validation bounds over epochs, and how far they are above the VAE's.
 
     Args:
-        rows: What was measured; those with the usual learning rate and epochs are
-            drawn.
+        rows: What was measured; those with the usual seed and learning rate are
+            drawn, and of each data set those with most epochs.
         path: The figure's file.
     """
-    usual = {name: mode(row[name] for row in rows) for name in ("seed", "lr", "epochs")}
+    usual = {name: mode(row[name] for row in rows) for name in ("seed", "lr")}
     rows = [row for row in rows if usual.items() <= row.items()]
     updates = sorted({row["updates"] for row in rows} - {0})
     names = list(dict.fromkeys(row["data"] for row in rows))
@@ -171,11 +179,13 @@ def draw_curves(rows: list[Row], path: Path) -> None:
         len(names),
         figsize=(1 + 4 * len(names), 6.5),
         squeeze=False,
-        sharex=True,
+        sharex="col",
         layout="constrained",
     )
     for (above, below), name in zip(axes.T, names, strict=True):
         own = [row for row in rows if row["data"] == name]
+        longest = max(row["epochs"] for row in own)
+        own = [row for row in own if row["epochs"] == longest]
         known = [r["validation_elbo_by_epoch"] for r in own if r["model"] == "vae"]
         floor = min(r["validation_elbo_by_epoch"][2] for r in own)
         for row in own:
@@ -197,8 +207,8 @@ def draw_curves(rows: list[Row], path: Path) -> None:
         above.set(title=name, ylabel="bound, nats")
         below.set(xlabel="epoch", ylabel="above the VAE's")
         below.axhline(0, color="0.6", linewidth=1)
-    handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside right", fontsize=8)  # pyright: ignore
+    lines = {str(line.get_label()): line for ax in axes[0] for line in ax.get_lines()}
+    figure.legend(lines.values(), lines, loc="outside right", fontsize=8)  # pyright: ignore
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -214,6 +224,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument("--clip", type=float, help="gradients to this norm")
     parser.add_argument("--importance", type=int, default=100)
     parser.add_argument("--train-images", type=int, help="only the first so many")
     parser.add_argument("--test-images", type=int, help="only the first so many")
