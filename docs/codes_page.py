@@ -64,12 +64,12 @@ CLIPPED = Experiment(
                 "start_norm": "norm of the encoder's code",
                 "mode_norm": "of the mode",
             }),
-            caption="With eight updates on binarised MNIST, training diverges after a "
-            "few epochs. All that the bound sees of the encoder's code is what eight "
-            "updates make of it, so nothing keeps the code near the mode: it goes far "
-            "out, where few images have gradients many times as long as all others, "
-            "and Adam's steps with these lose the model. It is enough to shorten "
-            "gradients to a norm that most do not reach.",
+            caption="All that the bound sees of the encoder's code is what the updates "
+            "make of it, so nothing keeps the code near the mode. With Bernoulli "
+            "pixels it goes far out, where a few images' gradients are many times as "
+            "long as all others: training suffers, and with eight updates it diverges "
+            "after a few epochs. It is enough to shorten gradients to a norm that most "
+            "do not reach. All models again, with that.",
         ),
     ),
     shares_models=False,

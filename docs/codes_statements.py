@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from statistics import mean
 
 from published_numbers import VLAE_NATS
@@ -71,47 +72,43 @@ def gain_by_updates(rows: list[Row], data: str) -> float:
 
 
 def _said(
-    words: str,
-    found: Callable[[list[Row]], float],
-    least: float,
-    experiment: str = "vlae",
+    experiment: str, words: str, found: Callable[[list[Row]], float], least: float
 ) -> Statement:
-    return Statement(experiment, words, found, least, "nats")
+    return Statement(experiment, words[0].upper() + words[1:], found, least, "nats")
 
 
-def _margin(data: str, experiment: str, when: str) -> Statement:
+def _margin(experiment: str, data: str, when: str) -> Statement:
     words = (
-        f"{when} one update VLAE is above the VAE by the paper's "
+        f"{when}with one update VLAE is above the VAE by the paper's "
         f"{round(MARGINS[data], 2):g} nats on {NAMES[data]}"
     )
     found = partial(lead, data=data, updates=1)
-    return _said(words, found, MARGINS[data], experiment)
+    return _said(experiment, words, found, MARGINS[data])
 
 
+def _orders(experiment: str, data: str, when: str) -> tuple[Statement, ...]:
+    above = f"VLAE is above VAE, SA-VAE and Householder flow on {NAMES[data]}"
+    ahead = partial(lead, data=data, others=("vae", "savae", "hf"))
+    better = f"{when}eight updates are better than one on {NAMES[data]}"
+    return (
+        _said(
+            experiment, f"{when}with one update {above}", partial(ahead, updates=1), 0.0
+        ),
+        _said(
+            experiment,
+            f"{when}with its best number of updates {above}",
+            partial(ahead, updates=None),
+            0.0,
+        ),
+        _said(experiment, better, partial(gain_by_updates, data=data), 0.0),
+    )
+
+
+CLIPPED = "clipped_vlae", "binary", "Gradients clipped, "
 STATEMENTS = (
-    *(_margin(data, "vlae", "With") for data in NAMES),
-    *(_margin(data, "longer_vlae", "Trained for longer, with") for data in NAMES),
-    *(
-        _said(
-            f"With {when} VLAE is above VAE, SA-VAE and Householder flow on {name}",
-            partial(lead, data=data, updates=updates, others=("vae", "savae", "hf")),
-            0.0,
-        )
-        for updates, when in ((1, "one update"), (None, "its best number of updates"))
-        for data, name in NAMES.items()
-    ),
-    *(
-        _said(
-            f"Eight updates are better than one on {name}",
-            partial(gain_by_updates, data=data),
-            0.0,
-        )
-        for data, name in NAMES.items()
-    ),
-    _said(
-        "With clipped gradients eight updates are better than one on binarised MNIST",
-        partial(gain_by_updates, data="binary"),
-        0.0,
-        "clipped_vlae",
-    ),
+    *(_margin("vlae", data, "") for data in NAMES),
+    *(_margin("longer_vlae", data, "Trained for longer, ") for data in NAMES),
+    _margin(*CLIPPED),
+    *chain.from_iterable(_orders("vlae", data, "") for data in NAMES),
+    *_orders(*CLIPPED),
 )

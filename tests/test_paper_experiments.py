@@ -87,7 +87,7 @@ def test_the_lead_over_the_vae_is_judged_by_the_papers(tmp_path: Path, monkeypat
             "Householder flow",
             "its best",
             "Eight updates",
-            "clipped",
+            "clipped, eight",
         )
     )
     nats = {("vae", 0): 10.0, ("savae", 1): 12.0, ("hf", 1): 11.0, ("vlae", 1): 13.0}

@@ -20,7 +20,9 @@ class VLAE(CodeModel):
 
     The encoder says where the search for the mode starts; all gradients flow through
     the updates into both parts. Train it in your own loop:
-    ``(-vlae.elbo(x).mean()).backward()``.
+    ``(-vlae.elbo(x).mean()).backward()``. Nothing keeps the encoder's codes near the
+    modes, so clip gradients with ``torch.nn.utils.clip_grad_norm_``, above all with
+    Bernoulli pixels: a few images with very long ones can lead all codes astray.
     """
 
     def __init__(
