@@ -123,6 +123,18 @@ def test_the_experiment_runs_and_resumes(run, tmp_path: Path):
     assert run(*command, "--datasets", "mnist", "binary") == ""
 
 
+def test_gradients_clipped_to_nothing_teach_nothing(run, tmp_path: Path):
+    command = ("experiments/vlae.py", "--smoke", "--out", str(tmp_path))
+    command += ("--datasets", "binary", "--models", "vae")
+    spreads = {}
+    for name, clip in (("free", ()), ("clipped", ("--clip", "1e-12"))):
+        run(*command, "--name", name, *clip)
+        (row,) = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        curve = row["validation_elbo_by_epoch"]
+        spreads[row.get("clip")] = max(curve) - min(curve)
+    assert spreads[1e-12] < 0.01 < 1 < spreads[None]
+
+
 def test_the_figures_are_drawn(run, tmp_path: Path):
     run("experiments/vlae_figures.py", "--smoke", "--out", str(tmp_path))
     for name in ("paths_vlae.png", "covariances_vlae.png"):
