@@ -165,32 +165,37 @@ def draw_table(rows: list[Row], path: Path) -> None:
         rows: The results.
         path: The figure's file.
     """
-    worlds = list(dict.fromkeys((row["net"], row["data"]) for row in rows))
-    names = list(dict.fromkeys(row["model"] for row in rows))[::-1]
-    height = 0.3 * len(names) + 1
+    worlds: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        worlds.setdefault((row["data"], row["net"]), []).append(row)
+    present = [{row["model"] for row in own} for own in worlds.values()]
+    names = [[name for name in ALL if name in own] for own in present]
+    heights = [0.3 * len(own) + 0.7 for own in names]
     figure, axes = plt.subplots(
         len(worlds),
         len(TITLES),
-        figsize=(11, height * len(worlds) + 0.3),
+        figsize=(11, sum(heights) + 0.6),
+        height_ratios=heights,
         sharex=True,
-        sharey=True,
+        sharey="row",
         squeeze=False,
         layout="constrained",
     )
-    for line, (net, data) in zip(axes, worlds, strict=True):
-        own = [row for row in rows if (row["net"], row["data"]) == (net, data)]
+    for line, shown, (world, own) in zip(axes, names, worlds.items(), strict=True):
         for ax, score in zip(line, TITLES, strict=True):
             found = [row for row in own if row["score"] == score]
-            places = [names.index(row["model"]) for row in found]
+            places = [shown.index(row["model"]) for row in found]
             ax.plot([row["auroc"] for row in found], places, "o", color="#0072b2")
             ax.axvline(0.5, color="0.6", linewidth=1)
             ax.grid(axis="x", alpha=0.3)
-        line[0].set_yticks(range(len(names)), names, fontsize=9)
-        line[0].set_ylabel(f"{data}, {net}")
+        line[0].set_yticks(range(len(shown)), shown, fontsize=9)
+        line[0].set_ylim(len(shown) - 0.5, -0.5)  # the first one on top
+        line[0].set_ylabel("\n".join(world))
     for ax, title in zip(axes[0], TITLES.values(), strict=True):
         ax.set_title(title, fontsize=10)
     for ax in axes[-1]:
         ax.set(xlim=(-0.03, 1.03), xlabel="AUROC")
+    figure.align_ylabels(axes[:, 0])
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
