@@ -112,6 +112,17 @@ def test_the_lead_over_the_vae_is_judged_by_the_papers(tmp_path: Path, monkeypat
     assert clipped.verdict() == (True, "nats: 2.00")
 
 
+@pytest.mark.parametrize("data", ["MNIST", "Fashion-MNIST", "binarised MNIST"])
+def test_vlae_leads_by_the_papers_margin(data: str):
+    margins = [
+        statement.verdict()[0]
+        for statement in page_script("codes_page").STATEMENTS
+        if statement.words.endswith(f" nats on {data}")
+    ]
+    assert len(margins) >= 2
+    assert any(margins)
+
+
 def test_page_says_first_what_did_not_reproduce(tmp_path: Path, monkeypatch):
     script = page_script()
     for module in ("reproduction", "result_tables"):
