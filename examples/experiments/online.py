@@ -1,11 +1,12 @@
 """Online training against a plain autoencoder and post-hoc fits, and what was tried.
 
-LAE_DATA=DIR python examples/experiments/online.py --only default "calibrated every"
-LAE_DATA=DIR python examples/experiments/online.py --only default --seed 1 \\
-    --name online_seed_1
-LAE_DATA=DIR python examples/experiments/online.py --only "post hoc" --name post_hoc
-LAE_DATA=DIR python examples/experiments/online.py --name tried      # more than an hour
+python examples/experiments/online.py --only default "calibrated every"
+python examples/experiments/online.py --only default --seed 1 --name online_seed_1
+python examples/experiments/online.py --only "post hoc" --name post_hoc
+python examples/experiments/online.py --name tried      # more than an hour
 python examples/experiments/online.py --smoke                 # seconds, proves nothing
+
+The images are found by the environment's LAE_DATA, or by --data-dir.
 """
 
 from __future__ import annotations
