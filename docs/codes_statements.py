@@ -104,11 +104,10 @@ def _orders(experiment: str, data: str, when: str) -> tuple[Statement, ...]:
     )
 
 
-CLIPPED = "clipped_vlae", "binary", "Gradients clipped, "
 STATEMENTS = (
     *(_margin("vlae", data, "") for data in NAMES),
     *(_margin("longer_vlae", data, "Trained for longer, ") for data in NAMES),
-    _margin(*CLIPPED),
+    _margin("clipped_vlae", "binary", "Gradients clipped, "),
     *chain.from_iterable(_orders("vlae", data, "") for data in NAMES),
-    *_orders(*CLIPPED),
+    *_orders("clipped_vlae", "binary", "Gradients clipped, "),
 )

@@ -127,8 +127,8 @@ def test_gradients_clipped_to_nothing_teach_nothing(run, tmp_path: Path):
     command = ("experiments/vlae.py", "--smoke", "--out", str(tmp_path))
     command += ("--datasets", "binary", "--models", "vae")
     spreads = {}
-    for name, clip in (("free", ()), ("clipped", ("--clip", "1e-12"))):
-        run(*command, "--name", name, *clip)
+    for name, clip in (("vlae", ()), ("clipped_vlae", ("--clip", "1e-12"))):
+        run(*command, *clip)
         (row,) = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         curve = row["validation_elbo_by_epoch"]
         spreads[row.get("clip")] = max(curve) - min(curve)

@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -458,20 +458,13 @@ def test_threads_leave_the_model_its_own_weights():
     other.mean = other.mean + 1.0  # as if the model had been trained since
     own = list(model.parameters())
     expected = [la(x, pred_type="propagated")[0].clone() for la in (one, other)]
-    wrong: list[int] = []
 
-    def work(i: int) -> None:
-        for _ in range(60):
-            found = (one, other)[i](x, pred_type="propagated")[0]
-            if not torch.equal(found, expected[i]):
-                wrong.append(i)
+    def all_right(i: int) -> bool:
+        found = ((one, other)[i](x, pred_type="propagated")[0] for _ in range(60))
+        return all(torch.equal(mean, expected[i]) for mean in found)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(all_right, range(2)))
     assert all(a is b for a, b in zip(own, model.parameters(), strict=True))
 
 

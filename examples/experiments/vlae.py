@@ -3,7 +3,7 @@
 python examples/experiments/vlae.py                       # rows say how long they took
 python examples/experiments/vlae.py --models vae --lr 5e-4          # and 5e-3
 python examples/experiments/vlae.py --epochs 40 --name longer_vlae --models vae vlae
-python examples/experiments/vlae.py --clip 30 --name clipped_vlae --datasets binary
+python examples/experiments/vlae.py --clip 30 --datasets binary    # clipped_vlae
 python examples/experiments/vlae.py --smoke               # seconds, proves nothing
 
 The learning rate is the one of 5e-4 (the paper's, for 2,000 epochs), 2e-3 and 5e-3 that
@@ -28,6 +28,7 @@ import torch
 from comparing import made_up
 from latent_training import LR, Images, build, log_likelihood, over_batches, train
 from resuming import Row, run_missing
+from torch import Tensor
 
 from lae_backpack.datasets import load_images
 from lae_backpack.latent import VLAE
@@ -79,8 +80,8 @@ def measure(key: Row, images: Images) -> Row:
     model = build(key["model"], key["updates"], images)
     start = time.perf_counter()
     label = " ".join(str(value) for value in key.values())
-    how = label, key["lr"], key.get("clip")
-    curve = train(model, images, key["epochs"], key["seed"], *how)
+    how = {"lr": key["lr"], "clip": key.get("clip")}
+    curve = train(model, images, key["epochs"], key["seed"], label, **how)
     seconds = time.perf_counter() - start
     nats = log_likelihood(model, images.test, key["importance"], seed=0)
     bound = over_batches(lambda x: model.elbo(x, 10), images.test)
@@ -96,12 +97,23 @@ def measure(key: Row, images: Images) -> Row:
     if isinstance(model, VLAE):
         shares = lowering_steps(model, images)
         measured |= {f"lowering_{name}": share for name, share in shares.items()}
-        x = images.test[:1000]
-        with torch.no_grad():
-            start, modes = model.encoder(x), model.posterior(x).loc
-        measured["start_norm"] = start.norm(dim=1).mean().item()
-        measured["mode_norm"] = modes.norm(dim=1).mean().item()
+        measured |= norms_of_codes(model, images.test[:1000])
     return measured
+
+
+@torch.no_grad()
+def norms_of_codes(model: VLAE, x: Tensor) -> dict[str, float]:
+    """How far out codes are, before the updates and after.
+
+    Args:
+        model: The model.
+        x: Some images.  # [N, 784]
+
+    Returns:
+        The mean norm of the encoder's codes, and of the modes.
+    """
+    codes = {"start_norm": model.encoder(x), "mode_norm": model.posterior(x).loc}
+    return {name: code.norm(dim=1).mean().item() for name, code in codes.items()}
 
 
 @torch.no_grad()
@@ -228,11 +240,13 @@ def main() -> None:
     parser.add_argument("--importance", type=int, default=100)
     parser.add_argument("--train-images", type=int, help="only the first so many")
     parser.add_argument("--test-images", type=int, help="only the first so many")
-    parser.add_argument("--name", default="vlae", help="of the file with results")
+    parser.add_argument("--name", help="of the file with results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
     args = parser.parse_args()
     if args.smoke:
         args.epochs, args.importance, args.updates = 3, 2, [1]
+    # Apart: a run without a limit would be taken for done by the same one with it.
+    args.name = args.name or ("vlae" if args.clip is None else "clipped_vlae")
     args.out.mkdir(parents=True, exist_ok=True)
     images = {dataset: images_of(dataset, args) for dataset in args.datasets}
     rows = run_missing(
