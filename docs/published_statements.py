@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from published_numbers import ONLINE_ERROR
+from published_numbers import ONLINE_ERROR, USUAL
 from reproduction import Row, chosen, number, rows_of
 
 # An ensemble has no code, so that it is not in all experiments.
@@ -100,7 +100,8 @@ def _of_common_seeds(rows: list[Row]) -> list[Row]:
 
 def _gain_online(noise: str) -> Callable[[list[Row]], float]:
     def gain(rows: list[Row]) -> float:
-        rows = _of_common_seeds([row for row in rows if row["way"] != "plain"])
+        compared = [row for row in chosen(rows, USUAL) if row["way"] != "plain"]
+        rows = _of_common_seeds(compared)
 
         def least(way: str, noise: str) -> float:
             where = {"way": way, "noise": noise}
@@ -118,7 +119,7 @@ def _gain_online(noise: str) -> Callable[[list[Row]], float]:
 
 
 def _change_by_freezing(rows: list[Row]) -> float:
-    where = {"net": "linear", "data": "mnist", "score": "output_variance"}
+    where = {"net": "linear", "data": "mnist", "score": "output_variance", **USUAL}
     frozen, free = (
         _mean(rows, "auroc", {**where, "model": model})
         for model in ("online, dead pixels frozen", "online")
@@ -127,8 +128,9 @@ def _change_by_freezing(rows: list[Row]) -> float:
 
 
 def _reach_when_longer(rows: list[Row]) -> float:
-    longest = max((row["epochs"] for row in rows), default=0)
-    return ONLINE_ERROR - _mean(rows, "test", {"model": "online", "epochs": longest})
+    longest = max((row["epochs"] for row in chosen(rows, USUAL)), default=0)
+    where = {"model": "online", "epochs": longest, **USUAL}
+    return ONLINE_ERROR - _mean(rows, "test", where)
 
 
 def _more_digits(rows: list[Row]) -> float:

@@ -36,8 +36,8 @@ def rows_of(experiment: str) -> list[Row]:
         experiment: Its name.
 
     Returns:
-        Rows; of each net, data set, task and learning rate those with most epochs, then
-        networks and so on, none if it was not run.
+        Rows; of each net, data set, task, learning rate and recipe those with most
+        epochs, then networks and so on, none if it was not run.
     """
     content = content_of(experiment) or {"rows": []}
     largest: dict[Any, list[int]] = {}
@@ -47,7 +47,7 @@ def rows_of(experiment: str) -> list[Row]:
 
 
 def _world(row: Row) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in ("net", "data", "task", "lr"))
+    return tuple(row.get(name) for name in ("net", "data", "task", "lr", "recipe"))
 
 
 def _size(row: Row) -> list[int]:

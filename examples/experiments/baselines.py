@@ -14,11 +14,12 @@ import torch
 from learned_variances import VAE, LearnedVariance
 from plain_autoencoder import UNLIMITED, MakeNet, PlainAutoEncoder
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 from typing_extensions import override
 
 from lae_backpack import AutoEncoder
-from lae_backpack.posterior.online.optimizers import adam, cosine
 
 DROPPED = 0.2
 
@@ -147,20 +148,20 @@ def train(
     model: PlainAutoEncoder | Ensemble,
     loader: Any,
     n_epochs: int,
+    optimizer: Optimizer,
+    schedule: LRScheduler,
     label: str = "",
-    lr: float = 1e-3,
 ) -> None:
-    """Train a baseline as ``fit_online`` does: Adam, whose rate falls like a cosine.
+    """Train a baseline as ``fit_online`` does.
 
     Args:
-        model: The baseline.
+        model: The baseline, in train mode.
         loader: Yields ``(x,)``.
         n_epochs: How many epochs.
+        optimizer: Moves its weights.
+        schedule: The learning rate, step by step.
         label: What the progress bar says.
-        lr: The learning rate at the start.
     """
-    optimizer = adam(list(model.parameters()), lr)
-    schedule = cosine(optimizer, n_epochs * len(loader))
     for _ in tqdm(range(n_epochs), label, leave=False, disable=None):
         for (x,) in loader:
             optimizer.zero_grad()

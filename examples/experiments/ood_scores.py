@@ -2,6 +2,7 @@
 
 python examples/experiments/ood_scores.py                # rows say how long
 python examples/experiments/ood_scores.py --nets linear  # only that net
+python examples/experiments/ood_scores.py --recipe Muon --nets conv/4
 python examples/experiments/ood_scores.py --smoke        # seconds, proves nothing
 
 All models with the linear net and with the paper's convolutional net at a quarter of
@@ -24,6 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from experiment_images import OUTLIERS
+from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from torch import Tensor
 from trained_models import MODELS, Setting, Zoo, networks_of, parser_of, zoo_of
@@ -110,14 +112,15 @@ def measure(key: Row, zoo: Zoo) -> tuple[list[Row], dict[str, dict[str, Tensor]]
     Returns:
         One row for each score, and the scores themselves.
     """
-    setting = Setting(key["data"], key["net"], key["epochs"], key["seed"])
+    about = (key[name] for name in ("data", "net", "epochs", "seed"))
+    setting = Setting(*about, recipe=key["recipe"])
     frozen = FROZEN in key["model"]
     model = zoo.model(key["model"].removesuffix(FROZEN), setting)
     images, outliers = zoo.images(setting.data), zoo.images(key["outliers"])
-    about: Row = {}
+    found: Row = {}
     if frozen:
         x = setting.shaped(images.train.x)
-        about["dead_pixels"] = freeze_dead_pixels(model, x)
+        found["dead_pixels"] = freeze_dead_pixels(model, x)
     count = key["test_images"]
     parts = {
         "reference": setting.shaped(images.train.x[:N_REFERENCE]),
@@ -126,7 +129,7 @@ def measure(key: Row, zoo: Zoo) -> tuple[list[Row], dict[str, dict[str, Tensor]]
     }
     scores = scores_of(model, parts, key["networks"], setting.seed)
     rows = [
-        {"score": name, **asdict(detection(inside, scores["outside"][name])), **about}
+        {"score": name, **asdict(detection(inside, scores["outside"][name])), **found}
         for name, inside in scores["inside"].items()
     ]
     return rows, scores
@@ -152,6 +155,7 @@ def planned(args: Any) -> list[Row]:
             for data in ["fashion-mnist"] if full else args.data:
                 about = {"net": net, "data": data, "outliers": OUTLIERS[data]}
                 about |= {"epochs": epochs.get(net, args.conv_epochs)}
+                about |= {"recipe": args.recipe}
                 about |= {"networks": 10 if full else args.networks}
                 about |= {"test_images": min(args.test_images, 1000 if full else 10**9)}
                 runs += [{"model": name, **about, "seed": seed} for name in names]
@@ -165,9 +169,10 @@ def draw_table(rows: list[Row], path: Path) -> None:
         rows: The results.
         path: The figure's file.
     """
-    worlds: dict[tuple[str, str], list[Row]] = {}
+    worlds: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        worlds.setdefault((row["data"], row["net"]), []).append(row)
+        trained = () if row["recipe"] == USUAL else (row["recipe"],)
+        worlds.setdefault((row["data"], row["net"], *trained), []).append(row)
     present = [{row["model"] for row in own} for own in worlds.values()]
     names = [[name for name in ALL if name in own] for own in present]
     heights = [0.3 * len(own) + 0.7 for own in names]
@@ -231,6 +236,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", default=["linear", "conv/4", "conv"])
     parser.add_argument("--data", nargs="+", default=["fashion-mnist", "mnist"])
     parser.add_argument("--models", nargs="+", default=ALL, choices=ALL)
+    parser.add_argument("--recipe", default=USUAL, choices=RECIPES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--networks", type=int, default=100, help="sampled to judge")
     parser.add_argument("--test-images", type=int, default=5_000, help="of each kind")
@@ -244,7 +250,8 @@ def main() -> None:
     def run(key: Row) -> list[Row]:
         rows, scores = measure(key, zoo)
         if key["model"] == "online":
-            words = key["data"], key["net"].replace("/", "_"), str(key["seed"])
+            words = [key["data"], key["net"].replace("/", "_"), str(key["seed"])]
+            words += [] if key["recipe"] == USUAL else [key["recipe"]]
             name = "-".join(("ood_histograms", *words))
             draw_histograms(key, scores, args.out / f"{name}.png")
         return rows

@@ -1,6 +1,7 @@
 """Table 2 of the paper: how well sampled networks reconstruct MNIST's test images.
 
 python examples/experiments/table2.py             # three seeds; rows say how long
+python examples/experiments/table2.py --recipe Muon --epochs 120 --only "online mixed"
 python examples/experiments/table2.py --smoke     # seconds, proves nothing
 
 Post hoc: the curvature of a trained autoencoder by KFAC, exact, approximate, mixed and
@@ -23,6 +24,7 @@ import matplotlib.pyplot as plt
 import torch
 from kronecker import KroneckerAE
 from log_axis import readable_log
+from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from torch import Tensor
 from trained_models import EXACT, Setting, Zoo, parser_of, zoo_of
@@ -130,7 +132,8 @@ def measure(key: Row, zoo: Zoo, args: Any) -> list[Row]:
     Returns:
         Its rows: post hoc, one for each noise.
     """
-    setting = Setting(key["data"], key["net"], key["epochs"], key["seed"])
+    about = (key[name] for name in ("data", "net", "epochs", "seed"))
+    setting = Setting(*about, recipe=key["recipe"])
     images = zoo.images(setting.data)
     x, test = (setting.shaped(part.x) for part in (images.train, images.test))
     test = test[: args.test_images]
@@ -171,6 +174,7 @@ def planned(args: Any) -> list[Row]:
     ways += [("post hoc", structure) for structure in STRUCTURES]
     ways += [("online", structure) for structure in ONLINE]
     about = {"data": "mnist", "net": "linear", "epochs": args.epochs}
+    about |= {"recipe": args.recipe}
     about |= {"data": "digits", "net": "small"} if args.smoke else {}
     about |= {"networks": args.networks, "test_images": args.test_images}
     return [
@@ -209,10 +213,11 @@ def draw(rows: list[Row], path: Any) -> None:
 
 
 def _name(row: Row) -> str:
+    trained = "" if row["recipe"] == USUAL else f", {row['recipe']}"
     if row["way"] == "plain":
-        return "plain autoencoder"
+        return f"plain autoencoder{trained}"
     noise = f", {row['noise']} noise" if row["way"] == "post hoc" else ""
-    return f"{row['way']}, {row['structure']}{noise}"
+    return f"{row['way']}, {row['structure']}{noise}{trained}"
 
 
 def main() -> None:
@@ -220,6 +225,7 @@ def main() -> None:
     parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--only", default="", help='for instance "post hoc KFAC"')
+    parser.add_argument("--recipe", default=USUAL, choices=RECIPES)
     parser.add_argument("--networks", type=int, default=50, help="sampled to judge")
     parser.add_argument("--test-images", type=int, default=10_000)
     args = parser.parse_args()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from baselines import BASELINES, train
 from comparing import fashion_autoencoder, mnist_autoencoder
 from experiment_images import Images, load
+from recipes import RECIPES, USUAL, Recipe
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -25,7 +26,6 @@ from lae_backpack import AutoEncoder, LaplaceAE, OnlineSettings
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-BATCH = 128
 
 
 def small_autoencoder() -> AutoEncoder:
@@ -60,13 +60,38 @@ MODELS = (*BASELINES, POST_HOC, "online")
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is trained on, and for how long."""
+    """What a model is trained on, for how long, and how.
+
+    Attributes:
+        data: The images.
+        net: One of ``NETS``.
+        epochs: How many.
+        seed: Of weights and order.
+        lr: The learning rate; ``None`` takes the recipe's.
+        recipe: One of ``RECIPES``.
+    """
 
     data: str = "mnist"
     net: str = "linear"
     epochs: int = 20
     seed: int = 0
-    lr: float = 1e-3
+    lr: float | None = None
+    recipe: str = USUAL
+
+    @property
+    def how(self) -> Recipe:
+        """The recipe, with this learning rate."""
+        recipe = RECIPES[self.recipe]
+        return recipe if self.lr is None else replace(recipe, lr=self.lr)
+
+    def untrained(self) -> AutoEncoder:
+        """Make the net, whose convolutions run in their faster memory format.
+
+        Returns:
+            The net, as the recipe trains it.
+        """
+        net = NETS[self.net]().to(memory_format=torch.channels_last)
+        return self.how.prepared(net)
 
     def shaped(self, x: Tensor) -> Tensor:
         """Images as the net takes them.
@@ -114,7 +139,7 @@ class Zoo:
         order = RandomSampler(
             data, generator=torch.Generator().manual_seed(setting.seed)
         )
-        batches = BatchSampler(order, BATCH, drop_last=False)
+        batches = BatchSampler(order, setting.how.batch, drop_last=False)
         return DataLoader(data, sampler=batches, batch_size=None)
 
     def model(self, name: str, setting: Setting) -> Any:
@@ -125,33 +150,43 @@ class Zoo:
             setting: What it is trained on.
 
         Returns:
-            The model, with ``samples`` and ``latent_samples``.
+            The model, with ``samples`` and ``latent_samples``, in eval mode.
         """
         if name == POST_HOC:
             return self._post_hoc(setting)
         torch.manual_seed(setting.seed)
-        model = _untrained(name, _net_maker(setting.net))
+        model = _untrained(name, setting.untrained)
         path = self._path(name, setting)
         if path.exists():
             _restore(model, torch.load(path, weights_only=False))
-            return model
-        start = time.perf_counter()
-        if isinstance(model, LaplaceAE):
-            how = ONLINE[name][1]
+        else:
+            start = time.perf_counter()
+            self._train(model, name, setting)
+            state = _state(model) | {"seconds": time.perf_counter() - start}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, path)
+        (model.model if isinstance(model, LaplaceAE) else model).eval()
+        return model
+
+    def _train(self, model: Any, name: str, setting: Setting) -> None:
+        loader, how = self.loader(setting), setting.how
+        online = isinstance(model, LaplaceAE)
+        params = model.params if online else list(model.parameters())
+        optimizer = how.optimizer(params, how.lr)
+        schedule = how.decay(optimizer, setting.epochs * len(loader))
+        if online:
             model.fit_online(
-                self.loader(setting),
+                loader,
                 setting.epochs,
-                lr=setting.lr,
-                settings=how,
+                settings=ONLINE[name][1],
+                optimizer=optimizer,
+                scheduler=schedule,
+                scheduler_steps="batch",
                 progress_bar=False,
             )
         else:
             label = f"{name}, {setting.data}, {setting.net}, seed {setting.seed}"
-            train(model, self.loader(setting), setting.epochs, label, setting.lr)
-        state = _state(model) | {"seconds": time.perf_counter() - start}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path)
-        return model
+            train(model, loader, setting.epochs, optimizer, schedule, label)
 
     def training_seconds(self, name: str, setting: Setting) -> float:
         """How long a model was trained.
@@ -174,21 +209,16 @@ class Zoo:
 
     def _path(self, name: str, setting: Setting) -> Path:
         words = [setting.data, setting.net, setting.epochs, setting.seed, name]
-        if setting.lr != Setting.lr:
-            words.append(f"lr {setting.lr:g}")
+        usual = RECIPES[setting.recipe].lr
+        words += [] if setting.how.lr == usual else [f"lr {setting.how.lr:g}"]
+        words += [] if setting.recipe == USUAL else [setting.recipe]
         stem = "-".join(str(word).replace(" ", "_").replace("/", "_") for word in words)
         return self.folder / f"{stem}.pt"
 
 
-def _net_maker(net: str) -> Callable[[], AutoEncoder]:
-    """Makes nets whose convolutions run in their faster memory format."""
-    return lambda: NETS[net]().to(memory_format=torch.channels_last)
-
-
-def _untrained(name: str, make: Any) -> Any:
+def _untrained(name: str, make: Callable[[], AutoEncoder]) -> Any:
     if name in ONLINE:
-        net: AutoEncoder = make()
-        return LaplaceAE(net, **ONLINE[name][0])
+        return LaplaceAE(make(), **ONLINE[name][0])
     return BASELINES[name](make)
 
 

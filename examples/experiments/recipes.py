@@ -1,0 +1,146 @@
+"""Two ways to train autoencoders: the usual one, and one that gets further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import override
+
+from lae_backpack import AutoEncoder, DiagRule, register_rule
+from lae_backpack.posterior.online.optimizers import adam, cosine
+
+MUON_LR = 0.02
+
+
+class MuonAndAdam(Optimizer):
+    """Muon for the matrices between hidden layers, Adam for all else.
+
+    Muon makes all singular values of a step equal, which is of no use where a matrix
+    has one side of a few numbers, as at a small code.
+    """
+
+    def __init__(self, params: Sequence[Tensor], lr: float) -> None:
+        """Share the parameters out.
+
+        Args:
+            params: All of them.
+            lr: Adam's learning rate.
+
+        Raises:
+            ImportError: If torch has no Muon yet.
+        """
+        if not hasattr(torch.optim, "Muon"):
+            raise ImportError(
+                f"The recipe Muon needs torch 2.9 or newer, got {torch.__version__}. "
+                "Update torch, or use the recipe Adam."
+            )
+        params = list(params)
+        super().__init__(params, {"lr": lr})
+        wide = [p for p in params if p.dim() == 2 and min(p.shape) > 2]
+        others = [p for p in params if all(p is not matrix for matrix in wide)]
+        muon = torch.optim.Muon(wide, lr=MUON_LR, weight_decay=0.0)
+        self._parts = muon, adam(others, lr)
+        # The parts' own, so that whoever changes a rate here changes it there.
+        self.param_groups = [g for part in self._parts for g in part.param_groups]
+
+    @override
+    def step(self, closure: Any = None) -> None:
+        del closure
+        for part in self._parts:
+            part.step()
+
+
+def linear(optimizer: Optimizer, n_steps: int) -> LambdaLR:
+    """A learning rate that falls to nothing in a straight line.
+
+    Args:
+        optimizer: Whose rate it is.
+        n_steps: When it is nothing.
+
+    Returns:
+        The scheduler.
+    """
+    return LambdaLR(optimizer, lambda t: 1 - t / n_steps)
+
+
+class NoisyInput(nn.Module):
+    """Adds noise in training, for an encoder that does not learn images by heart."""
+
+    def __init__(self, sigma: float) -> None:
+        """Take a strength.
+
+        Args:
+            sigma: The noise's standard deviation.
+        """
+        super().__init__()
+        self.sigma = sigma
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the noise.
+
+        Args:
+            x: Images.  # [N, *in]
+
+        Returns:
+            Noisy ones in training.
+        """
+        return x + self.sigma * torch.randn_like(x) if self.training else x
+
+
+@register_rule(NoisyInput)
+class NoisyInputRule(DiagRule):
+    """What the noise is added to does not change it."""
+
+    @override
+    def is_random(self, module: nn.Module) -> bool:
+        return module.training
+
+    @override
+    def input_diag(self, module: Any, x: Tensor, diag: Tensor) -> Tensor:
+        return diag
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained.
+
+    Attributes:
+        batch: Images of a step.
+        lr: Adam's learning rate at the start, if nobody says.
+        optimizer: Made of parameters and that rate.
+        decay: Makes a scheduler for so many steps.
+        noise: That of the encoder's input.
+    """
+
+    batch: int
+    lr: float
+    optimizer: Callable[[Sequence[Tensor], float], Optimizer]
+    decay: Callable[[Optimizer, int], LambdaLR]
+    noise: float = 0.0
+
+    def prepared(self, net: AutoEncoder) -> AutoEncoder:
+        """The net as this recipe trains it.
+
+        Args:
+            net: Of two ``nn.Sequential``.
+
+        Returns:
+            The same, with noise in front if there is any.
+        """
+        if not self.noise:
+            return net
+        layers: Any = net.encoder
+        return AutoEncoder(nn.Sequential(NoisyInput(self.noise), *layers), net.decoder)
+
+
+USUAL = "Adam"
+RECIPES = {
+    USUAL: Recipe(128, 1e-3, adam, cosine),
+    "Muon": Recipe(256, 1e-2, MuonAndAdam, linear, noise=0.2),
+}
