@@ -73,7 +73,9 @@ EXPERIMENTS = (
                 "times higher learning rate, and six times as many by another recipe: "
                 "Muon for the matrices between hidden layers, Adam for all else, "
                 "batches of 256, rates that fall in a straight line, and noise of 0.2 "
-                "on the encoder's inputs in training.",
+                "on the encoder's inputs in training. The recipe was chosen by "
+                "validation images; its 120 epochs were fixed after the error of a "
+                "plain run of 80 on test images had been seen, too.",
             ),
         ),
     ),

@@ -13,6 +13,7 @@ from readme_section import Section
 
 from lae_backpack.curvature.registry import find_family, supported_layers
 
+HOSTS = ("torch.", "backpack.", "lae_backpack.")
 FAMILIES = (
     "affine",
     "convolution",
@@ -31,9 +32,11 @@ def table() -> str:
     Returns:
         A Markdown table; 1d, 2d and 3d versions of a layer share an entry.
     """
-    names = {layer.__name__ for layer in supported_layers()}
+    # Rules that others have registered in this process are theirs.
+    layers = [x for x in supported_layers() if x.__module__.startswith(HOSTS)]
+    names = {layer.__name__ for layer in layers}
     families: dict[str, set[str]] = defaultdict(set)
-    for layer in supported_layers():
+    for layer in layers:
         stem = re.sub(r"[1-3]d$", "", layer.__name__)
         in_all = names >= {f"{stem}{dim}d" for dim in (1, 2, 3)}
         in_all = in_all and stem != layer.__name__

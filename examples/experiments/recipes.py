@@ -140,6 +140,9 @@ class Recipe:
 
 
 USUAL = "Adam"
+# Muon's numbers are the best of a dozen that were tried on plain linear nets, by errors
+# of MNIST's validation images. Noise of .15 to .2 was best; small shifts, turns and
+# scalings of images, dropout and weight decay were not.
 RECIPES = {
     USUAL: Recipe(128, 1e-3, adam, cosine),
     "Muon": Recipe(256, 1e-2, MuonAndAdam, linear, noise=0.2),
