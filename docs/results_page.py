@@ -196,7 +196,7 @@ def failures() -> list[str]:
         f"- *{s.words}*: no. {text}." for s, holds, text in said if holds is False
     ]
     verdict_of = {
-        "published numbers": [v.holds for v in verdicts],
+        "comparisons with published numbers": [v.holds for v in verdicts],
         "statements of the paper": [holds for s, holds, _ in said if s.of_paper],
         "statements of ours": [holds for s, holds, _ in said if not s.of_paper],
     }
