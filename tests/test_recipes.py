@@ -59,6 +59,7 @@ def test_trained_and_restored_models_have_no_noise_left(name: str, tmp_path: Pat
         model = zoo.model(name, MUON)
         net = model.model if isinstance(model, LaplaceAE) else model
         assert any(isinstance(module, NoisyInput) for module in net.modules())
+        assert not any(module.training for module in net.modules())
         first, again = (
             model.samples(x, 2, generator=torch.Generator().manual_seed(0))
             for _ in range(2)

@@ -21,8 +21,7 @@ MUON_LR = 0.02
 class MuonAndAdam(Optimizer):
     """Muon for the matrices between hidden layers, Adam for all else.
 
-    Muon makes all singular values of a step equal, which is of no use where a matrix
-    has one side of a few numbers, as at a small code.
+    Matrices with a side of one or two numbers, as at a small code, are Adam's, too.
     """
 
     def __init__(self, params: Sequence[Tensor], lr: float) -> None:
@@ -140,9 +139,9 @@ class Recipe:
 
 
 USUAL = "Adam"
-# Muon's numbers are the best of a dozen that were tried on plain linear nets, by errors
-# of MNIST's validation images. Noise of .15 to .2 was best; small shifts, turns and
-# scalings of images, dropout and weight decay were not.
+# Muon's numbers were chosen by errors of MNIST's validation images, in some two dozen
+# runs of plain linear nets with one seed. Not all were compared with each other: Adam's
+# rate of 1e-2 was not held against 5e-3 at this noise.
 RECIPES = {
     USUAL: Recipe(128, 1e-3, adam, cosine),
     "Muon": Recipe(256, 1e-2, MuonAndAdam, linear, noise=0.2),
