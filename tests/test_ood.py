@@ -23,7 +23,9 @@ KEYS = [
     "log_likelihood",
     "typicality",
     "output_variance",
+    "output_deviation",
     "latent_variance",
+    "latent_deviation",
     "pairwise_divergence",
 ]
 
@@ -53,8 +55,11 @@ def test_known_gaussians():
     torch.testing.assert_close(scores["typicality"], torch.zeros(6))
     variance = 4 * la.shifts.var().expand(6)
     torch.testing.assert_close(scores["output_variance"], variance)
+    deviation = 4 * la.shifts.std().expand(6)
+    torch.testing.assert_close(scores["output_deviation"], deviation)
     codes = (x.flatten(1)[:, :2] + la.shifts[:, None, None]).square()
     torch.testing.assert_close(scores["latent_variance"], codes.var(0).sum(1))
+    torch.testing.assert_close(scores["latent_deviation"], codes.std(0).sum(1))
     members = [Normal(x + shift, 0.7) for shift in la.shifts]
     torch.testing.assert_close(scores["pairwise_divergence"], mean_divergence(members))
 
@@ -83,10 +88,13 @@ def test_laplace_autoencoder_against_its_own_samples(likelihood: str):
     samples = both[:, 15:]
     variance = samples.var(0).flatten(1).sum(1)
     torch.testing.assert_close(scores["output_variance"], variance)
+    deviation = samples.std(0).flatten(1).sum(1)
+    torch.testing.assert_close(scores["output_deviation"], deviation)
     divergence = mean_divergence([pixels(sample) for sample in samples])
     torch.testing.assert_close(scores["pairwise_divergence"], divergence)
     codes = la.latent_samples(x, 7, same.manual_seed(same.initial_seed()))
     torch.testing.assert_close(scores["latent_variance"], codes.var(0).sum(1))
+    torch.testing.assert_close(scores["latent_deviation"], codes.std(0).sum(1))
     assert not la.model.encoder._forward_hooks
 
 
@@ -127,7 +135,7 @@ def test_the_networks_of_a_laplace_autoencoder_come_one_at_a_time(
 def test_a_model_without_codes_has_no_latent_variance():
     x = torch.rand(4, 3)
     scores = outlier_scores(Constant(), x, x, 5, seeded())
-    assert list(scores) == [key for key in KEYS if key != "latent_variance"]
+    assert list(scores) == [key for key in KEYS if not key.startswith("latent")]
 
 
 def test_a_model_with_its_own_density():

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = {
     "table2": ({"way", "structure", "error_of_networks", "log_density_unit_noise"}, 14),
     "longer_training": ({"model", "train", "validation", "test"}, 6),
-    "ood_scores": ({"model", "score", "auroc", "auprc", "fpr80"}, 66),
+    "ood_scores": ({"model", "score", "auroc", "auprc", "fpr80"}, 90),
     "imputing": ({"model", "accuracy", "ece"}, 9),
     "few_labels": ({"model", "task", "accuracy"}, 6 * (3 + 5)),
     "latent_maps": ({"model", "correlation_with_distance"}, 3),
@@ -208,7 +208,12 @@ def test_baselines_sample_as_downstream_wants(name: str):
     assert torch.allclose(draw(0), draw(1)) == (model.n_networks == 1)
     if isinstance(model, LearnedVariance):
         assert isinstance(model, KnowsDensity)
-        assert (model.pixel_variance(x, 2) > 0).all()
+        own = model.latent_samples(x, 3, generator=torch.Generator().manual_seed(0))
+        drawn = [model.pixels(codes) for codes in own]
+        means = torch.stack([pixels.mean for pixels in drawn])
+        learned = torch.stack([pixels.variance for pixels in drawn])
+        whole = model.pixel_variance(x, 3, torch.Generator().manual_seed(0))
+        torch.testing.assert_close(whole, means.var(0) + learned.mean(0))
     assert isinstance(model, Encodes) != isinstance(model, Ensemble)
 
 

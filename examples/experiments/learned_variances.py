@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from typing_extensions import override
 
+from lae_backpack.posterior.chunks import Moments
+
 LEAST_LOG_SIGMA = -3.0  # below, constant pixels would decide everything
 
 
@@ -63,7 +65,7 @@ class LearnedVariance(PlainAutoEncoder):
     def pixel_variance(
         self, x: Tensor, n_samples: int, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The learned variance, which samples of the mean do not show.
+        """The learned variance together with that of the means of different codes.
 
         Args:
             x: A batch.  # [N, *in]
@@ -71,11 +73,14 @@ class LearnedVariance(PlainAutoEncoder):
             generator: Where randomness comes from.
 
         Returns:
-            Summed over pixels, the mean over codes.  # [N]
+            That of each pixel.  # [N, *in]
         """
-        drawn = self.latent_samples(x, n_samples, generator=generator)
-        sums = [self.pixels(codes).variance.flatten(1).sum(1) for codes in drawn]
-        return torch.stack(sums).mean(0)
+        means, learned = Moments(len(x)), Moments(len(x))
+        for codes in self.latent_samples(x, n_samples, generator=generator):
+            pixels = self.pixels(codes)
+            means.add([pixels.mean])
+            learned.add([pixels.variance])
+        return means.result()[1] + learned.result()[0]
 
 
 class VAE(LearnedVariance):

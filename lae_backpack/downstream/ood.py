@@ -48,7 +48,10 @@ def outlier_scores(
     - ``log_likelihood``: minus the log of the networks' mean density.
     - ``typicality``: how far the log-likelihood is from its mean over ``reference``.
     - ``output_variance``: the variance over networks, summed over pixels.
-    - ``latent_variance``: the same of the code, if the model has ``latent_samples``.
+    - ``output_deviation``: the standard deviation, summed over pixels, which is what
+      the Laplacian-autoencoder paper calls the output's sigma.
+    - ``latent_variance``, ``latent_deviation``: the same of the code, if the model has
+      ``latent_samples``.
     - ``pairwise_divergence``: the mean Kullback-Leibler divergence between two
       networks' densities. For Gaussian pixels of equal noise it is the output variance
       divided by that of the noise.
@@ -177,10 +180,10 @@ def _scores(block: Block, likelihood: Likelihood) -> dict[str, Tensor]:
         if network.code is not None:
             latent.add([network.code])
         density.add(network.log_density)
-    variance = _total(pixels.result()[1])
-    scores = {"log_likelihood": -density.result(), "output_variance": variance}
+    scores = {"log_likelihood": -density.result()} | _spread("output", pixels)
     if latent.count:
-        scores["latent_variance"] = _total(latent.result()[1])
+        scores |= _spread("latent", latent)
+    variance = scores["output_variance"]
     if isinstance(likelihood, Gaussian):
         scores["pairwise_divergence"] = variance / likelihood.sigma.to(variance) ** 2
     elif divergence is not None:
@@ -199,6 +202,14 @@ def _mean_log_likelihood(draw: Draw, reference: Tensor | float) -> float:
             density.add(network.log_density)
         found.append(density.result())
     return float(torch.cat(found).mean())
+
+
+def _spread(name: str, moments: Moments) -> dict[str, Tensor]:
+    variance = moments.result()[1]
+    return {
+        f"{name}_variance": _total(variance),
+        f"{name}_deviation": _total(variance.sqrt()),
+    }
 
 
 def _total(values: Tensor) -> Tensor:
