@@ -22,11 +22,17 @@ EXACT = "we look at the exact curvature at every 25th step only; "
 KFAC = "drawn factors instead of full ones; "
 PRIOR = "ours has the noise of the residuals and a prior of precision 1; "
 WIDTH = "the net at a quarter of the width"
-SHORT = "trained for few epochs, and judged on fewer images by fewer networks"
+SHORT = (
+    "trained for few epochs by Adam, and judged on the first 1,000 images by 10 "
+    "networks; variances are summed, not deviations"
+)
 RESIDUAL = "their score does not square the residual, so it is no likelihood"
 DROPOUT = "theirs has no dropout between the encoder's linear layers"
 JUDGE = "their classifier keeps its dropout on, and has seen the images it judges"
-KMNIST = "their outliers are KMNIST, ours Fashion-MNIST"
+KMNIST = (
+    "their outliers are KMNIST, ours Fashion-MNIST; variances are summed, not "
+    "deviations"
+)
 
 # Table 2, online, exact: of sampled networks, and of their mean.
 NETWORKS_ERROR, ONLINE_ERROR = 25.8, 25.7
@@ -122,51 +128,49 @@ def _errors() -> list[Claim]:
 
 
 def _outliers() -> list[Claim]:
-    """Figure 9, Fashion-MNIST against MNIST.
+    """Figure 9, Fashion-MNIST against MNIST; their sigmas are sums of deviations.
 
     Returns:
         One claim for each score of each model.
     """
-    scores = ("log_likelihood", "typicality", "output_variance", "latent_variance")
+    error = ("log_likelihood", "typicality")
+    scores = (*error, "output_deviation", "latent_deviation")
+    variances = (*error, "output_variance", "latent_variance")
+    online = (0.98, 0.98, 0.91, 0.96)
     table = {
         "autoencoder": (0.98, 0.98),
         "learned variance": (0.66, 0.70, 0.65),
         "VAE": (0.54, 0.62, 0.46, 0.5),
         "MC dropout": (0.97, 0.97, 0.08, 0.31),
         "post hoc": (0.98, 0.98, 0.74, 0.96),
-        "online": (0.98, 0.98, 0.91, 0.96),
+        "online": online,
     }
-    claims = []
+    fashion = {"data": "fashion-mnist"}
+    quarter = {**fashion, "net": "conv/4", **BETTER}
+    lines = []
     for model, numbers in table.items():
-        better = "higher" if model in ("post hoc", "online") else "same"
-        for score, number in zip(scores, numbers, strict=False):
-            why = WIDTH
-            if model == "MC dropout":
-                why = f"{WIDTH}; {DROPOUT}"
-            elif model in ("learned variance", "VAE") and "variance" not in score:
-                why = f"{WIDTH}; {RESIDUAL}"
-            where = {"data": "fashion-mnist", "net": "conv/4", **USUAL}
-            where |= {"model": model, "score": score}
-            what = f"{model}: AUROC of {score.replace('_', ' ')}, Fashion from MNIST"
-            given = "ood_scores", what, where, "auroc", number, None, 0.02
+        why = f"{WIDTH}; {MUON}"
+        why += f"; {DROPOUT}" if model == "MC dropout" else ""
+        why += f"; {RESIDUAL}" if model in ("learned variance", "VAE") else ""
+        where = {**quarter, "model": model}
+        # Online training has to reach the paper's numbers to the letter.
+        tolerance = 0.0 if model == "online" else 0.02
+        lines.append((model, where, scores, numbers, None, tolerance, why))
+    full = {**fashion, "net": "conv", "model": "online", **USUAL}
+    lines.append(("online, full width", full, variances, online, None, 0.02, SHORT))
+    digits = {"data": "mnist", "net": "linear", "model": "online", **USUAL}
+    logged = (0.991, 0.988, 0.999, 0.999)
+    name = "online, linear net, MNIST"
+    lines.append((name, digits, variances, None, logged, 0.02, KMNIST))
+    claims = []
+    for words, where, shown, paper, code, tolerance, why in lines:
+        better = "higher" if where["model"] in ("post hoc", "online") else "same"
+        for i, score in enumerate(shown[: len(paper or code)]):
+            what = f"{words}: AUROC of {score.replace('_', ' ')}"
+            theirs = paper and paper[i], code and code[i]
+            row = {**where, "score": score}
+            given = "ood_scores", what, row, "auroc", *theirs, tolerance
             claims.append(Claim(*given, better, why))
-    for words, net, recipe, tolerance, why in (
-        ("full width", "conv", USUAL, 0.02, SHORT),
-        ("trained better", "conv/4", BETTER, 0.0, f"{WIDTH}; {MUON}"),
-    ):
-        for score, number in zip(scores, table["online"], strict=True):
-            where = {"data": "fashion-mnist", "net": net, **recipe}
-            where |= {"model": "online", "score": score}
-            what = f"online, {words}: AUROC of {score.replace('_', ' ')}, same data"
-            given = "ood_scores", what, where, "auroc", number, None, tolerance
-            claims.append(Claim(*given, "higher", why))
-    logs = dict(zip(scores, (0.991, 0.988, 0.999, 0.999), strict=True))
-    for score, number in logs.items():
-        where = {"data": "mnist", "net": "linear", **USUAL}
-        where |= {"model": "online", "score": score}
-        what = f"online, linear net: AUROC of {score.replace('_', ' ')}, MNIST"
-        given = "ood_scores", what, where, "auroc", None, number, 0.02
-        claims.append(Claim(*given, "higher", KMNIST))
     return claims
 
 

@@ -26,6 +26,8 @@ from result_tables import (
 SCORES = {
     "log_likelihood": "log-likelihood",
     "typicality": "typicality",
+    "output_deviation": "output deviation",
+    "latent_deviation": "latent deviation",
     "output_variance": "output variance",
     "latent_variance": "latent variance",
     "pairwise_divergence": "pairwise divergence",
@@ -87,7 +89,8 @@ EXPERIMENTS = (
                 ("data", "net", "recipe", "model"),
                 tuple(Column(t, "auroc", {"score": s}) for s, t in SCORES.items()),
                 caption="Area under the ROC curve; outliers are the other of MNIST and "
-                "Fashion-MNIST. Pixels that are zero in all training images leave "
+                "Fashion-MNIST. The paper's sigmas are deviations, summed over pixels "
+                "or over the code. Pixels that are zero in all training images leave "
                 "first-layer weights at the prior; frozen, these do not vary.",
             ),
         ),

@@ -45,9 +45,12 @@ OF_VARIANCES = (
     "latent_deviation",
     "pairwise_divergence",
 )
-TITLES = {
-    "log_likelihood": "minus log-likelihood",
-    "typicality": "typicality",
+OF_ERRORS = {"log_likelihood": "minus log-likelihood", "typicality": "typicality"}
+TITLES = OF_ERRORS | {
+    "output_variance": "output variance",
+    "latent_variance": "latent variance",
+}
+OF_PAPER = OF_ERRORS | {
     "output_deviation": "output deviation",
     "latent_deviation": "latent deviation",
 }
@@ -226,14 +229,14 @@ def draw_histograms(key: Row, scores: dict[str, dict[str, Tensor]], path: Path) 
         scores: Of the two parts.
         path: The figure's file.
     """
-    shown = [name for name in TITLES if name in scores["inside"]]
+    shown = [name for name in OF_PAPER if name in scores["inside"]]
     figure, axes = plt.subplots(
         1, len(shown), figsize=(3.4 * len(shown), 3), layout="constrained"
     )
     for ax, name in zip(axes, shown, strict=True):
         pair = scores["inside"][name], scores["outside"][name]
         names = key["data"], key["outliers"]
-        score_histograms(*pair, name=TITLES[name], names=names, ax=ax)
+        score_histograms(*pair, name=OF_PAPER[name], names=names, ax=ax)
         ax.get_legend().remove()
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
