@@ -26,7 +26,7 @@ SHORT = (
     "trained for few epochs by Adam, and judged on the first 1,000 images by 10 "
     "networks; variances are summed, not deviations"
 )
-RESIDUAL = "their score does not square the residual, so it is no likelihood"
+RESIDUAL = "their log p does not square the residual, so it is no likelihood"
 DROPOUT = "theirs has no dropout between the encoder's linear layers"
 JUDGE = "their classifier keeps its dropout on, and has seen the images it judges"
 KMNIST = (
