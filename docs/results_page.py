@@ -92,7 +92,8 @@ EXPERIMENTS = (
                 "Fashion-MNIST. The paper's sigmas are deviations, summed over pixels "
                 "or over the code. Rows of less than 10,000 test images are of the "
                 "first ones, where MNIST's are harder to tell. Pixels that are zero in "
-                "all training images leave first-layer weights at the prior; frozen, these do not vary.",
+                "all training images leave first-layer weights at the prior; frozen, "
+                "these do not vary.",
             ),
         ),
         ("ood_histograms",),
