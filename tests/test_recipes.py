@@ -77,6 +77,15 @@ def test_the_usual_recipe_is_that_of_fit_online(tmp_path: Path):
     torch.testing.assert_close(la.H, model.H)
 
 
+def test_a_late_recipe_samples_later_and_looks_less_often():
+    usual, rare = ONLINE["online"][1], ONLINE["online exact"][1]
+    late = RECIPES["Muon-late"].settings(usual, 101)
+    assert (late.warmup_steps, late.refresh_every) == (50, 4)
+    assert late.alpha == usual.alpha
+    assert RECIPES["Muon-late"].settings(rare, 101).refresh_every == rare.refresh_every
+    assert RECIPES["Muon"].settings(rare, 101) == rare
+
+
 def test_models_of_other_rates_and_recipes_are_kept_apart(tmp_path: Path):
     zoo = Zoo(tmp_path)
     usual = {recipe: Setting("digits", "small", 1, recipe=recipe) for recipe in RECIPES}

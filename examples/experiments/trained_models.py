@@ -173,12 +173,13 @@ class Zoo:
         online = isinstance(model, LaplaceAE)
         params = model.params if online else list(model.parameters())
         optimizer = how.optimizer(params, how.lr)
-        schedule = how.decay(optimizer, setting.epochs * len(loader))
+        n_steps = setting.epochs * len(loader)
+        schedule = how.decay(optimizer, n_steps)
         if online:
             model.fit_online(
                 loader,
                 setting.epochs,
-                settings=ONLINE[name][1],
+                settings=how.settings(ONLINE[name][1], n_steps),
                 optimizer=optimizer,
                 scheduler=schedule,
                 scheduler_steps="batch",
