@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo growth test lint docs bench errors readme
+.PHONY: install demo growth test lint docs bench errors experiments readme
 
 install: $(VENV)/.installed
 
@@ -50,6 +50,10 @@ errors: install
 	$(BIN)/python examples/benchmarks/error.py
 	$(BIN)/python examples/benchmarks/pareto.py
 	$(BIN)/python examples/benchmarks/answers.py
+
+# The paper's experiments, as far as their results are not there; hours, on two cores.
+experiments: install
+	$(BIN)/python examples/experiments/paper_set.py
 
 # Writes measured numbers and the list of supported layers into README.md, the list of
 # bad inputs into its page, and draws.

@@ -22,7 +22,7 @@ LATE = (
     "our own way to train: Muon, noisy inputs, 80 epochs, half of them at the mean "
     "weights"
 )
-EXACT = "we look at the exact curvature at every 25th step only; "
+EXACT = "we look at the exact curvature at few steps only (`look_every`); "
 KFAC = "drawn factors instead of full ones; "
 PRIOR = "ours has the noise of the residuals and a prior of precision 1; "
 CHOSEN = "ours has the noise of the residuals and a prior by validation images; "

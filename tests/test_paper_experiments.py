@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import paper_set
 import pytest
 import torch
 from baselines import BASELINES, DropoutAutoEncoder, Ensemble
@@ -255,6 +256,22 @@ def test_the_loss_of_a_vae_is_minus_the_bound():
     kl = kl_divergence(q, Normal(0.0, 1.0)).sum()
     bound = model.pixels(codes).log_prob(x).sum() - kl
     torch.testing.assert_close(loss, -bound / 3)
+
+
+def test_the_set_has_every_experiment_of_the_page():
+    commands = [command for queue in paper_set.QUEUES for command in queue]
+    names = {command.split(".py")[0] for command in commands}
+    assert names == {experiment.name for experiment in page_script().EXPERIMENTS}
+
+
+def test_a_queue_ends_at_what_fails(tmp_path: Path, monkeypatch):
+    (tmp_path / "good.py").write_text("import sys; print(sys.argv[1:])")
+    (tmp_path / "bad.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(paper_set, "HERE", tmp_path)
+    log, good = tmp_path / "log", "good.py --only 'online exact'"
+    assert paper_set.run((good, good), ["--smoke"], log) == 0
+    assert paper_set.run((good, "bad.py", good), ["--smoke"], log) == 2
+    assert log.read_text().splitlines() == 3 * ["['--only', 'online exact', '--smoke']"]
 
 
 def test_an_ensemble_asks_each_member_once():

@@ -1,5 +1,6 @@
 """The experiments' ways to train do what they say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from recipes import RECIPES, MuonAndAdam, NoisyInput, linear
 from torch import nn
 from trained_models import NETS, ONLINE, Setting, Zoo
 
-from lae_backpack import LaplaceAE
+from lae_backpack import LaplaceAE, OnlineSettings
 from lae_backpack.testing import check_rule
 
 MUON = Setting("digits", "small", epochs=1, recipe="Muon")
@@ -84,6 +85,19 @@ def test_a_late_recipe_samples_later_and_looks_less_often():
     assert late.alpha == usual.alpha
     assert RECIPES["Muon-late"].settings(rare, 101).refresh_every == rare.refresh_every
     assert RECIPES["Muon"].settings(rare, 101) == rare
+
+
+def test_a_setting_says_how_often_to_look(tmp_path: Path, monkeypatch):
+    zoo, seen = Zoo(tmp_path), []
+
+    def fit_online(la: LaplaceAE, *args, settings: OnlineSettings, **kwargs) -> None:
+        seen.append(settings.refresh_every)
+        la.fit(zoo.loader(MUON))
+
+    monkeypatch.setattr(LaplaceAE, "fit_online", fit_online)
+    for every in (None, 3, 7):
+        zoo.model("online exact", replace(MUON, look_every=every))
+    assert seen == [ONLINE["online exact"][1].refresh_every, 3, 7]
 
 
 def test_models_of_other_rates_and_recipes_are_kept_apart(tmp_path: Path):

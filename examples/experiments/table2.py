@@ -8,8 +8,8 @@ Post hoc: the curvature of a trained autoencoder by KFAC, exact, approximate, mi
 calibrated; each with the paper's noise of 1 and a prior by the evidence, and with the
 noise of the residuals and a prior of 1 or by validation images. Online: exact,
 approximate and mixed. One look at the exact curvature takes far longer than a step, so
-that it is taken at every 25th and stands for all of them. Finished runs are not
-repeated.
+that it is taken at every 25th (``--exact-every``) and stands for all of them. Finished
+runs are not repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from log_axis import readable_log
 from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from torch import Tensor
-from trained_models import EXACT, Setting, Zoo, parser_of, zoo_of
+from trained_models import EXACT, RARELY, Setting, Zoo, parser_of, zoo_of
 
 from lae_backpack import LaplaceAE
 from lae_backpack.downstream.networks import Draw
@@ -154,7 +154,8 @@ def measure(key: Row, zoo: Zoo, args: Any) -> list[Row]:
         Its rows: post hoc, one for each noise and prior.
     """
     about = (key[name] for name in ("data", "net", "epochs", "seed"))
-    setting = Setting(*about, recipe=key["recipe"])
+    every = key.get("look_every")
+    setting = Setting(*about, recipe=key["recipe"], look_every=every)
     images = zoo.images(setting.data)
     x, test = (setting.shaped(part.x) for part in (images.train, images.test))
     test = test[: args.test_images]
@@ -203,8 +204,10 @@ def planned(args: Any) -> list[Row]:
     about |= {"recipe": args.recipe}
     about |= {"data": "digits", "net": "small"} if args.smoke else {}
     about |= {"networks": args.networks, "test_images": args.test_images}
+    looks = {("online", "exact"): {"look_every": args.exact_every}}
     return [
         {"way": way, "structure": structure, "seed": seed, **about}
+        | looks.get((way, structure), {})
         for seed in args.seeds
         for way, structure in ways
         if args.only in f"{way} {structure}"
@@ -254,6 +257,12 @@ def main() -> None:
     parser.add_argument("--recipe", default=USUAL, choices=RECIPES)
     parser.add_argument("--networks", type=int, default=50, help="sampled to judge")
     parser.add_argument("--test-images", type=int, default=10_000)
+    parser.add_argument(
+        "--exact-every",
+        type=int,
+        default=RARELY.refresh_every,
+        help="steps between two looks at exact curvature",
+    )
     args = parser.parse_args()
     if args.smoke:
         args.epochs, args.seeds, args.networks, args.test_images = 1, [0], 3, 32

@@ -69,6 +69,8 @@ class Setting:
         seed: Of weights and order.
         lr: The learning rate; ``None`` takes the recipe's.
         recipe: One of ``RECIPES``.
+        look_every: Steps between two looks at the curvature in online training;
+            ``None`` leaves it to model and recipe.
     """
 
     data: str = "mnist"
@@ -77,6 +79,7 @@ class Setting:
     seed: int = 0
     lr: float | None = None
     recipe: str = USUAL
+    look_every: int | None = None
 
     @property
     def how(self) -> Recipe:
@@ -176,10 +179,12 @@ class Zoo:
         n_steps = setting.epochs * len(loader)
         schedule = how.decay(optimizer, n_steps)
         if online:
+            settings = how.settings(ONLINE[name][1], n_steps)
+            every = setting.look_every or settings.refresh_every
             model.fit_online(
                 loader,
                 setting.epochs,
-                settings=how.settings(ONLINE[name][1], n_steps),
+                settings=replace(settings, refresh_every=every),
                 optimizer=optimizer,
                 scheduler=schedule,
                 scheduler_steps="batch",
@@ -213,6 +218,7 @@ class Zoo:
         usual = RECIPES[setting.recipe].lr
         words += [] if setting.how.lr == usual else [f"lr {setting.how.lr:g}"]
         words += [] if setting.recipe == USUAL else [setting.recipe]
+        words += [f"looks {setting.look_every}"] if setting.look_every else []
         stem = "-".join(str(word).replace(" ", "_").replace("/", "_") for word in words)
         return self.folder / f"{stem}.pt"
 
