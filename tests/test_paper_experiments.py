@@ -168,7 +168,7 @@ def test_online_training_is_at_or_below_the_papers_errors(structure, n_seeds):
         assert all(ours <= error for ours in verdict.ours)
 
 
-@pytest.mark.parametrize("structure", ["KFAC", "approx"])
+@pytest.mark.parametrize("structure", ["KFAC", "exact", "approx"])
 def test_post_hoc_errors_are_below_the_papers_with_a_prior_by_validation(structure):
     words = f"post hoc, {structure}, prior by validation images, trained better"
     of_networks, of_mean = verdicts_of(words)

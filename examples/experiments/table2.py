@@ -47,6 +47,8 @@ STRUCTURES: dict[str, Callable[[Any], LaplaceAE]] = {
     ),
 }
 ONLINE = {"exact": "online exact", "approx": "online approx", "mixed": "online"}
+CHOSEN = "residual, prior by validation"
+NOISES = {"unit": "noise 1", "residual": "residual noise", CHOSEN: "validated prior"}
 PRIORS = tuple(10.0**power for power in range(9))  # to choose from by validation images
 
 
@@ -184,7 +186,7 @@ def measure(key: Row, zoo: Zoo, args: Any) -> list[Row]:
     unseen = setting.shaped(images.validation.x)[:1000]
     prior = prior_by_validation(la, unseen, setting.seed)
     la.prior_precision = prior
-    chosen = judged(la, args.networks, "residual, prior by validation", residual)
+    chosen = judged(la, args.networks, CHOSEN, residual)
     return [*rows, {**chosen, "prior": prior}]
 
 
@@ -221,10 +223,9 @@ def draw(rows: list[Row], path: Any) -> None:
         rows: The results.
         path: The figure's file.
     """
+    rows = sorted(rows, key=lambda row: (row["recipe"], _name(row)))
     names = list(dict.fromkeys(_name(row) for row in rows))[::-1]
-    figure, ax = plt.subplots(
-        figsize=(7.5, 0.34 * len(names) + 1), layout="constrained"
-    )
+    figure, ax = plt.subplots(figsize=(10, 0.24 * len(names) + 1), layout="constrained")
     for score, marker, colour, label in (
         ("error_of_networks", "o", "#d55e00", "of sampled networks"),
         ("error_of_mean", "D", "#0072b2", "of their mean"),
@@ -233,10 +234,11 @@ def draw(rows: list[Row], path: Any) -> None:
         values = [row[score] for row in rows]
         ax.plot(values, places, marker, mfc="none", mec=colour, label=label)
     ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(-0.7, len(names) - 0.3)
     ax.set_xlabel("squared error, summed over pixels")
     readable_log(ax)
     ax.grid(axis="x", alpha=0.3)
-    ax.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -245,7 +247,7 @@ def _name(row: Row) -> str:
     trained = "" if row["recipe"] == USUAL else f", {row['recipe']}"
     if row["way"] == "plain":
         return f"plain autoencoder{trained}"
-    noise = f", {row['noise']} noise" if row["way"] == "post hoc" else ""
+    noise = f", {NOISES[row['noise']]}" if row["way"] == "post hoc" else ""
     return f"{row['way']}, {row['structure']}{noise}{trained}"
 
 
