@@ -21,11 +21,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from command_line import parser_of, zoo_of
 from experiment_images import OUTLIERS
 from log_axis import readable_log
 from online import Way, judge
 from resuming import Row, run_missing
-from trained_models import EXACT, NETS, RARELY, Setting, Zoo, parser_of, zoo_of
+from trained_models import EXACT, NETS, RARELY, Setting, Zoo
 
 from lae_backpack import LaplaceAE, OnlineSettings
 

@@ -86,7 +86,7 @@ def _with_dropout(layers: Iterable[nn.Module]) -> nn.Sequential:
 
 
 class Ensemble(nn.Module):
-    """Five networks that start differently; samples go round in a random order.
+    """Five networks, trained one by one; samples go round in a random order.
 
     It has no ``latent_samples``: each member has a code space of its own.
     """
@@ -101,18 +101,6 @@ class Ensemble(nn.Module):
         """
         super().__init__()
         self.members = nn.ModuleList(make() for _ in range(self.n_networks))
-
-    def loss(self, x: Tensor) -> Tensor:
-        """The sum of the members' losses, whose gradients have nothing in common.
-
-        Args:
-            x: A batch.  # [N, *in]
-
-        Returns:
-            The mean over images.
-        """
-        squares = [(member(x) - x).square().sum() for member in self.members]
-        return torch.stack(squares).sum() / len(x)
 
     def _drawn(self, n_samples: int, generator: torch.Generator | None) -> list[Any]:
         order = torch.randperm(self.n_networks, generator=generator).tolist()
@@ -145,7 +133,7 @@ BASELINES: dict[str, type[PlainAutoEncoder] | type[Ensemble]] = {
 
 
 def train(
-    model: PlainAutoEncoder | Ensemble,
+    model: PlainAutoEncoder,
     loader: Any,
     n_epochs: int,
     optimizer: Optimizer,

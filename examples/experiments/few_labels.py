@@ -22,9 +22,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from command_line import parser_of, zoo_of
+from recipes import USUAL
 from resuming import Row, run_missing
 from torch import Tensor
-from trained_models import MODELS, Setting, Zoo, networks_of, parser_of, zoo_of
+from trained_models import MODELS, Setting, Zoo, networks_of
 
 from lae_backpack.downstream.plots.scores import LINES
 from lae_backpack.downstream.semisupervised import CodeNeighbours
@@ -38,6 +40,7 @@ ATTRIBUTES = {
     "covers the legs": (1, 3),
     "a bag": (8,),  # rare, as baldness is
 }
+CONVOLUTIONS = "Muon"  # how these nets are trained
 N_LABELS = 10  # of an attribute, in all
 NEIGHBOURS = tuple(range(1, 11))
 
@@ -116,7 +119,8 @@ def measure(key: Row, zoo: Zoo) -> list[Row]:
     Returns:
         One row for each number of labels, or for each attribute.
     """
-    setting = Setting(key["data"], key["net"], key["epochs"], key["seed"])
+    about = (key[name] for name in ("data", "net", "epochs", "seed"))
+    setting = Setting(*about, recipe=key["recipe"])
     images = zoo.images(setting.data)
     test = images.test.rows(None, key["test_images"])
     x = setting.shaped(torch.cat((images.validation.x, test.x)))
@@ -173,8 +177,9 @@ def planned(args: Any) -> list[Row]:
     Returns:
         One key for each.
     """
-    classes = {"task": "classes", "data": "mnist", "net": "linear"}
+    classes = {"task": "classes", "data": "mnist", "net": "linear", "recipe": USUAL}
     attributes = {"task": "attributes", "data": "fashion-mnist", "net": "conv/4"}
+    attributes |= {"recipe": CONVOLUTIONS}  # the models of ood_scores.py
     classes |= {"epochs": args.epochs, "repetitions": args.repetitions}
     attributes |= {"epochs": args.conv_epochs, "repetitions": 4 * args.repetitions}
     both = {"copies": args.copies, "test_images": args.test_images}

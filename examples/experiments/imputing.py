@@ -21,11 +21,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from command_line import parser_of, zoo_of
 from digit_classifier import probabilities, trained_classifier
 from experiment_images import Part
 from resuming import Row, run_missing
 from torch import Tensor, nn
-from trained_models import MODELS, Setting, Zoo, networks_of, parser_of, zoo_of
+from trained_models import MODELS, Setting, Zoo, networks_of
 
 from lae_backpack.downstream.calibration import calibration_errors
 from lae_backpack.downstream.imputation import generate, impute

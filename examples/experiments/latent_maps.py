@@ -19,10 +19,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from command_line import parser_of, zoo_of
 from comparing import rank_correlation
 from resuming import Row, run_missing
 from torch import Tensor
-from trained_models import Setting, Zoo, parser_of, zoo_of
+from trained_models import Setting, Zoo
 
 from lae_backpack import LaplaceAE
 from lae_backpack.downstream.geometry import LatentManifold

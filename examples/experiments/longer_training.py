@@ -18,10 +18,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from command_line import parser_of, zoo_of
 from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from table2 import residual_of
-from trained_models import Setting, Zoo, parser_of, zoo_of
+from trained_models import Setting, Zoo
 
 from lae_backpack import LaplaceAE
 

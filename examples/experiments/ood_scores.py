@@ -24,11 +24,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from command_line import parser_of, zoo_of
 from experiment_images import OUTLIERS
 from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from torch import Tensor
-from trained_models import MODELS, Setting, Zoo, networks_of, parser_of, zoo_of
+from trained_models import MODELS, Setting, Zoo, networks_of
 
 from lae_backpack import LaplaceAE
 from lae_backpack.downstream.ood import detection, mean_log_likelihood, outlier_scores
@@ -266,9 +267,9 @@ def main() -> None:
     def run(key: Row) -> list[Row]:
         rows, scores = measure(key, zoo)
         if key["model"] == "online":
-            words = [key["data"], key["net"].replace("/", "_"), str(key["seed"])]
+            words = ["ood_histograms", key["data"], key["net"], str(key["seed"])]
             words += [] if key["recipe"] == USUAL else [key["recipe"]]
-            name = "-".join(("ood_histograms", *words))
+            name = "-".join(words).replace("/", "_").replace(" ", "_")
             draw_histograms(key, scores, args.out / f"{name}.png")
         return rows
 

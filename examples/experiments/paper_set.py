@@ -19,16 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LONGEST = "--recipe Muon-late --conv-epochs 80 --data fashion-mnist --models online"
+LATE = "--recipe 'whole Muon-late' --conv-epochs 80 --data fashion-mnist"
 QUEUES = (
     (
-        "table2.py",
+        "table2.py --only plain",
+        "table2.py --only 'online mixed'",
         "table2.py --recipe Muon --epochs 120 --exact-every 100",
         "longer_training.py",
     ),
     (
-        "ood_scores.py --recipe Muon --nets conv/4",
-        f"ood_scores.py --nets conv/4 {LONGEST}",
+        "ood_scores.py --recipe 'whole Muon' --nets conv/4",
+        f"ood_scores.py --nets conv/4 --models online {LATE}",
         "ood_scores.py --nets linear conv",
         "imputing.py --seeds 0",
         "few_labels.py --seeds 0",

@@ -23,12 +23,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from command_line import parser_of, zoo_of
 from kronecker import KroneckerAE
 from log_axis import readable_log
 from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from torch import Tensor
-from trained_models import EXACT, RARELY, Setting, Zoo, parser_of, zoo_of
+from trained_models import EXACT, RARELY, Setting, Zoo
 
 from lae_backpack import LaplaceAE
 from lae_backpack.downstream.networks import Draw

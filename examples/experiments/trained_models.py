@@ -6,7 +6,7 @@ another one that asks for the same model gets it at once.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from baselines import BASELINES, train
-from comparing import fashion_autoencoder, mnist_autoencoder
+from baselines import BASELINES, Ensemble, train
+from comparing import mnist_autoencoder
 from experiment_images import Images, load
 from recipes import RECIPES, USUAL, Recipe
+from swapped import quick_autoencoder
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from lae_backpack import AutoEncoder, LaplaceAE, OnlineSettings
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+CACHE = Path(__file__).parent / "cache"
 
 
 def small_autoencoder() -> AutoEncoder:
@@ -42,11 +42,15 @@ def small_autoencoder() -> AutoEncoder:
 NETS = {
     "small": small_autoencoder,
     "linear": mnist_autoencoder,
-    "conv/16": partial(fashion_autoencoder, 16),  # for smoke runs, too
-    "conv/4": partial(fashion_autoencoder, 4),
-    "conv": partial(fashion_autoencoder, 1),
+    "conv/16": partial(quick_autoencoder, 16),  # for smoke runs, too
+    "conv/4": partial(quick_autoencoder, 4),
+    "conv": partial(quick_autoencoder, 1),
 }
-EXACT = {"hessian_structure": "mixed_diag", "backend_kwargs": {"max_dense_dim": None}}
+EXACT = {
+    "hessian_structure": "mixed_diag",
+    # In pieces that the allocator can use again: whole batches take twice as long.
+    "backend_kwargs": {"max_dense_dim": None, "memory_budget": "400MB"},
+}
 # A look at exact curvature takes far longer than a step: only at every 25th.
 RARELY = OnlineSettings(refresh_every=25)
 ONLINE: dict[str, tuple[dict[str, Any], OnlineSettings]] = {
@@ -54,7 +58,7 @@ ONLINE: dict[str, tuple[dict[str, Any], OnlineSettings]] = {
     "online approx": ({"hessian_structure": "approx_diag"}, OnlineSettings()),
     "online exact": (EXACT, RARELY),
 }
-POST_HOC = "post hoc"
+POST_HOC, ENSEMBLE = "post hoc", "ensemble"  # made of plain autoencoders
 MODELS = (*BASELINES, POST_HOC, "online")
 
 
@@ -112,7 +116,7 @@ class Setting:
 class Zoo:
     """Finds models, or trains them."""
 
-    folder: Path = HERE / "cache"
+    folder: Path = CACHE
     data_dir: Path | None = None
     loaded: dict[str, Images] = field(default_factory=dict)
 
@@ -157,6 +161,8 @@ class Zoo:
         """
         if name == POST_HOC:
             return self._post_hoc(setting)
+        if name == ENSEMBLE:
+            return self._ensemble(setting)
         torch.manual_seed(setting.seed)
         model = _untrained(name, setting.untrained)
         path = self._path(name, setting)
@@ -213,6 +219,14 @@ class Zoo:
         la.fit(self.loader(setting))
         return la
 
+    def _ensemble(self, setting: Setting) -> Ensemble:
+        seeds = itertools.count(setting.seed)
+
+        def plain() -> AutoEncoder:
+            return self.model("autoencoder", replace(setting, seed=next(seeds))).net
+
+        return Ensemble(plain).eval()
+
     def _path(self, name: str, setting: Setting) -> Path:
         words = [setting.data, setting.net, setting.epochs, setting.seed, name]
         usual = RECIPES[setting.recipe].lr
@@ -257,35 +271,3 @@ def networks_of(model: Any, wanted: int) -> int:
         Fewer if it has fewer.
     """
     return min(wanted, getattr(model, "n_networks", wanted))
-
-
-def parser_of(description: str | None, epochs: int) -> argparse.ArgumentParser:
-    """The arguments that all experiments have.
-
-    Args:
-        description: Of the script; its first line is taken.
-        epochs: How long models train if nobody says.
-
-    Returns:
-        The parser.
-    """
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="seconds, proves nothing")
-    parser.add_argument("--data-dir", type=Path, help="by default what LAE_DATA says")
-    parser.add_argument("--cache", type=Path, help="folder for trained models")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
-    parser.add_argument("--epochs", type=int, default=epochs, help="of all models")
-    return parser
-
-
-def zoo_of(args: argparse.Namespace) -> Zoo:
-    """The models of a command line; those of smoke runs are kept with its results.
-
-    Args:
-        args: The command line.
-
-    Returns:
-        The zoo.
-    """
-    inside = args.out / "cache" if args.smoke else HERE / "cache"
-    return Zoo(args.cache or inside, args.data_dir)
