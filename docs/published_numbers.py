@@ -42,9 +42,8 @@ KMNIST = (
 # Table 2, online, exact: of sampled networks, and of their mean.
 NETWORKS_ERROR, ONLINE_ERROR = 25.8, 25.7
 OF_LOGS = 28.49, 28.44  # of a run of the published code
-USUAL, BETTER, WHOLE, LONGEST = (
-    {"recipe": recipe}
-    for recipe in ("Adam", "whole Muon", "whole Muon", "whole Muon-late")
+USUAL, BETTER, LONGEST = (
+    {"recipe": recipe} for recipe in ("Adam", "Muon", "Muon-late")
 )
 
 # Park, Kim and Kim, Variational Laplace Autoencoders, ICML 2019, table 1, small
@@ -118,7 +117,12 @@ def _errors() -> list[Claim]:
     }
     claims = []
     for how, recipe, shown, reason in (
-        ("", USUAL, [mixed], VALIDATION),
+        (
+            "",
+            USUAL,
+            [line for line in (*lines, mixed) if line[1] != "exact"],
+            VALIDATION,
+        ),
         (", trained better", BETTER, [*lines, mixed], MUON),
     ):
         for (way, structure, networks, mean, code, why), noise in product(
@@ -126,6 +130,8 @@ def _errors() -> list[Claim]:
         ):
             if way == "online" and noise != "unit":
                 continue
+            if recipe == USUAL and noise.endswith("validation"):
+                continue  # asked of the better recipe only
             where = {"way": way, "structure": structure, "noise": noise, **recipe}
             name_of_noise, prior = noises[noise]
             differs = f"{why}{prior}{reason}"
@@ -159,7 +165,7 @@ def _outliers() -> list[Claim]:
         "online": online,
     }
     fashion = {"data": "fashion-mnist"}
-    quarter = {**fashion, "net": "conv/4", **WHOLE}
+    quarter = {**fashion, "net": "conv/4", **BETTER}
     lines = []
     for model, numbers in table.items():
         why = f"{WIDTH}; {MUON}"

@@ -1,13 +1,17 @@
 """The experiments' ways to train do what they say."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import trained_models
+from baselines import BASELINES
 from comparing import fashion_autoencoder
-from recipes import MUON_LR, RECIPES, BlockMuon, MuonAndAdam, NoisyInput, linear
-from swapped import quick_autoencoder
+from muon import MuonAndAdam
+from recipes import RECIPES, NoisyInput, linear
+from swapped import quickened
 from torch import nn
 from trained_models import NETS, ONLINE, Setting, Zoo
 
@@ -53,41 +57,6 @@ def moved_by(optimizer: torch.optim.Optimizer, matrices: list, gradients: list):
     return [(m - b).detach() for m, b in zip(matrices, before, strict=True)]
 
 
-@pytest.mark.parametrize("shape", [(8, 20), (20, 8), (8, 8)])
-@pytest.mark.parametrize("side", [None, 4, 3])
-def test_a_block_moves_as_a_matrix_of_its_own(shape: tuple[int, int], side: int | None):
-    torch.manual_seed(0)
-    gradient = torch.randn(shape)
-    whole = nn.Parameter(torch.randn(shape))
-    (moved,) = moved_by(BlockMuon([whole], 0.1, side), [whole], [gradient])
-    across = int(shape[0] > shape[1])
-    pieces = gradient.split(side or shape[across], across)
-    params = [nn.Parameter(torch.zeros_like(piece)) for piece in pieces]
-
-    def growth(rows: int, columns: int) -> float:
-        return max(1, rows / columns) ** 0.5
-
-    alone = torch.optim.Muon(
-        [
-            {"params": [param], "lr": 0.1 * growth(*shape) / growth(*param.shape)}
-            for param in params
-        ],
-        weight_decay=0.0,
-    )
-    expected = torch.cat(moved_by(alone, params, list(pieces)), across)
-    torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-3)
-
-
-def test_rates_of_blocks_follow_the_schedule():
-    torch.manual_seed(0)
-    matrix, gradient = nn.Parameter(torch.zeros(8, 20)), torch.randn(8, 20)
-    optimizer = BlockMuon([matrix], MUON_LR, 4)
-    (first,) = moved_by(optimizer, [matrix], [gradient])
-    optimizer.param_groups[0]["lr"] = MUON_LR / 2
-    (second,) = moved_by(optimizer, [matrix], [gradient])
-    assert second.norm() / first.norm() == pytest.approx(0.5, rel=0.01)
-
-
 def _tanh_of_images(net: nn.Module) -> int:
     """Count what hyperbolic tangents of images work on."""
     seen = []
@@ -103,38 +72,104 @@ def _tanh_of_images(net: nn.Module) -> int:
 
 
 def test_swapped_layers_compute_the_same():
-    nets, losses, curvatures = [], [], []
-    for make in (fashion_autoencoder, quick_autoencoder):
-        torch.manual_seed(0)
-        nets.append(make(16).double())
+    usual, quick = (fashion_autoencoder(16).double() for _ in range(2))
+    quick.load_state_dict(usual.state_dict())
+    quick = quickened(quick)
     x = torch.rand(3, 1, 28, 28, dtype=torch.float64)
-    for net in nets:
-        losses.append((net(x) - x).square().sum())
-        losses[-1].backward()
-        curvatures += [
-            diag_ggn(net, nn.MSELoss(), x, x, max_dense_dim=limit) for limit in (0, 128)
-        ]
+    nets = usual, quick
+    losses = [(net(x) - x).square().sum() for net in nets]
+    torch.autograd.backward(losses)
     torch.testing.assert_close(*losses)
-    pairs = zip(*(net.parameters() for net in nets), strict=True)
-    for usual, quick in pairs:
-        torch.testing.assert_close(usual.grad, quick.grad)
-    for usual, quick in zip(curvatures[:2], curvatures[2:], strict=True):
-        for one, other in zip(usual.values(), quick.values(), strict=True):
+    for one, other in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    for limit in (0, 128):
+        found = [diag_ggn(net, nn.MSELoss(), x, x, max_dense_dim=limit) for net in nets]
+        for one, other in zip(*(each.values() for each in found), strict=True):
             torch.testing.assert_close(one, other)
-    large, small = map(_tanh_of_images, nets)
-    assert 4 * small == large
+    assert _tanh_of_images(usual) == 4 * _tanh_of_images(quick)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Tanh MaxPool2d", "MaxPool2d Tanh"),
+        ("Upsample Tanh MaxPool2d", "Tanh Upsample MaxPool2d"),
+        ("Tanh Tanh MaxPool2d", "MaxPool2d Tanh Tanh"),
+        ("Tanh Dropout MaxPool2d", "Tanh Dropout MaxPool2d"),
+        ("Smooth Tanh", "Smooth Tanh"),
+    ],
+)
+def test_only_what_commutes_is_swapped(before: str, after: str):
+    layers = {
+        "Tanh": nn.Tanh,
+        "MaxPool2d": lambda: nn.MaxPool2d(2),
+        "Dropout": nn.Dropout,
+        "Upsample": lambda: nn.Upsample(scale_factor=2),
+        "Smooth": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+    }
+    made = nn.Sequential(*(layers[name]() for name in before.split())).eval()
+    x, model = torch.rand(1, 1, 4, 4), nn.Module()
+    model.chain = made
+    quick = quickened(model).chain
+    torch.testing.assert_close(quick(x), made(x))
+    kinds = [type(layer).__name__ for layer in quick]
+    assert kinds == after.replace("Smooth", "Upsample").split()
+
+
+def test_dropout_stays_where_it_is():
+    convolutional = replace(MUON, net="conv/16")
+    x = torch.rand(2, 1, 28, 28)
+    usual = BASELINES["MC dropout"](convolutional.untrained)
+    quick = trained_models._untrained("MC dropout", convolutional.untrained)
+    quick.net.load_state_dict(
+        dict(zip(quick.net.state_dict(), usual.net.state_dict().values(), strict=True))
+    )
+    drawn = [
+        model.samples(x, 2, generator=torch.Generator().manual_seed(0))
+        for model in (usual.eval(), quick.eval())
+    ]
+    torch.testing.assert_close(*drawn)
 
 
 def test_members_of_an_ensemble_are_plain_autoencoders_of_their_own(tmp_path: Path):
     zoo = Zoo(tmp_path)
     ensemble = zoo.model("ensemble", MUON)
     assert not ensemble.training and len(ensemble.members) == ensemble.n_networks
-    for seed, member in enumerate(ensemble.members, start=MUON.seed):
+    for seed, member in enumerate(ensemble.members):
         alone = zoo.model("autoencoder", replace(MUON, seed=seed)).net
         for one, other in zip(member.parameters(), alone.parameters(), strict=True):
             assert torch.equal(one, other)
-    weights = [next(member.parameters()) for member in ensemble.members]
-    assert not torch.equal(weights[0], weights[1])
+    another = zoo.model("ensemble", replace(MUON, seed=1))
+    members = [*ensemble.members, *another.members]
+    sums = {next(member.parameters()).sum().item() for member in members}
+    assert len(sums) == len(members)
+
+
+def test_a_run_goes_on_from_the_optimizers_state():
+    torch.manual_seed(0)
+    start = [torch.randn(6, 8), torch.randn(8)]
+    steps = [[torch.randn_like(param) for param in start] for _ in range(3)]
+
+    def made() -> tuple[list[nn.Parameter], MuonAndAdam]:
+        params = [nn.Parameter(value.clone()) for value in start]
+        return params, MuonAndAdam(params, 0.1)
+
+    params, optimizer = made()
+    for gradients in steps[:2]:
+        moved_by(optimizer, params, gradients)
+    others, resumed = made()
+    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
+    for group in resumed.param_groups:
+        group["lr"] /= 2  # is heard by the parts
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
+    for one, other in zip(
+        moved_by(optimizer, params, steps[2]),
+        moved_by(resumed, others, steps[2]),
+        strict=True,
+    ):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_noise_is_there_in_training_only():
@@ -174,13 +209,10 @@ def test_the_usual_recipe_is_that_of_fit_online(tmp_path: Path):
 
 def test_a_late_recipe_samples_later_and_looks_less_often():
     usual, rare = ONLINE["online"][1], ONLINE["online exact"][1]
-    late = RECIPES["whole Muon-late"].settings(usual, 101)
+    late = RECIPES["Muon-late"].settings(usual, 101)
     assert (late.warmup_steps, late.refresh_every) == (50, 4)
     assert late.alpha == usual.alpha
-    assert (
-        RECIPES["whole Muon-late"].settings(rare, 101).refresh_every
-        == rare.refresh_every
-    )
+    assert RECIPES["Muon-late"].settings(rare, 101).refresh_every == rare.refresh_every
     assert RECIPES["Muon"].settings(rare, 101) == rare
 
 

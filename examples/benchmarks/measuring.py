@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -121,12 +122,14 @@ def environment() -> dict[str, object]:
     packages = ("torch", "backpack-for-pytorch", "laplace-torch", "stochman")
     script = Path(sys.argv[0])
     # Where data and results are on this machine is nobody's business.
-    arguments = ["..." if "/" in a else a for a in sys.argv[1:]]
+    paths = "/", ".", "~"
+    arguments = ["..." if a.startswith(paths) else a for a in sys.argv[1:]]
     return {
-        "command": " ".join(["python", script.name, *arguments]),
+        "command": shlex.join(["python", script.name, *arguments]),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
+        "matrix_products": torch.get_float32_matmul_precision(),
         **{name: version(name) for name in packages},
     }
 

@@ -26,12 +26,12 @@ from command_line import parser_of, zoo_of
 from recipes import USUAL
 from resuming import Row, run_missing
 from torch import Tensor
-from trained_models import MODELS, Setting, Zoo, networks_of
+from trained_models import ENSEMBLE, MODELS, Setting, Zoo, networks_of
 
 from lae_backpack.downstream.plots.scores import LINES
 from lae_backpack.downstream.semisupervised import CodeNeighbours
 
-NAMES = tuple(name for name in MODELS if name != "ensemble")
+NAMES = tuple(name for name in MODELS if name != ENSEMBLE)
 PER_CLASS = (1, 2, 4, 6, 8, 10, 15, 25, 50, 100)
 ATTRIBUTES = {
     "footwear": (5, 7, 9),

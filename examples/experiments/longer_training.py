@@ -28,6 +28,7 @@ from lae_backpack import LaplaceAE
 
 PARTS = ("train", "validation", "test")
 LONGER, FASTER = 3, 3  # times the epochs, and the learning rate
+COLOURS = "#0072b2", "#d55e00", "#009e73"
 BETTER, LONGEST = "Muon", 6  # a recipe, and times the epochs
 
 
@@ -86,7 +87,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """
     figure, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
     ways = dict.fromkeys((row["recipe"], row["lr"]) for row in rows)
-    colours = dict(zip(ways, ("#0072b2", "#d55e00", "#009e73"), strict=False))
+    colours = dict(zip(ways, COLOURS, strict=True))
     for row in rows:
         ax.plot(
             PARTS,

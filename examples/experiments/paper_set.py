@@ -3,9 +3,9 @@
 python examples/experiments/paper_set.py            # or: make experiments
 python examples/experiments/paper_set.py --smoke    # a minute, proves nothing
 
-Each process has one thread and files of its own. Models that several experiments share
-are trained by the first of them, so that these are in one queue. What was stopped goes
-on where it was; results say how long it took.
+Each process has one thread and writes results of its own. Models that several
+experiments share are trained by whichever comes first. What was stopped goes on where
+it was; results say how long it took.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LATE = "--recipe 'whole Muon-late' --conv-epochs 80 --data fashion-mnist"
+CHEAP = "none KFAC approx mixed calibrated"
+LATE = "--recipe Muon-late --conv-epochs 80 --data fashion-mnist --models online"
 QUEUES = (
     (
-        "table2.py --only plain",
-        "table2.py --only 'online mixed'",
         "table2.py --recipe Muon --epochs 120 --exact-every 100",
+        f"table2.py --structures {CHEAP}",
         "longer_training.py",
     ),
     (
-        "ood_scores.py --recipe 'whole Muon' --nets conv/4",
-        f"ood_scores.py --nets conv/4 --models online {LATE}",
+        "ood_scores.py --recipe Muon --nets conv/4",
+        f"ood_scores.py --nets conv/4 {LATE}",
         "ood_scores.py --nets linear conv",
         "imputing.py --seeds 0",
         "few_labels.py --seeds 0",

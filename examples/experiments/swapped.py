@@ -1,49 +1,39 @@
-"""The paper's convolutional net, with a quarter of its hyperbolic tangents."""
+"""Convolutional nets whose hyperbolic tangents see small images, not large ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
-from comparing import fashion_autoencoder
 from torch import nn
 
-from lae_backpack import AutoEncoder
-
-POOLS = nn.Tanh, nn.MaxPool2d
-GROWS = nn.Upsample, nn.Tanh
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def with_small_tanh(layers: Iterable[nn.Module]) -> nn.Sequential:
-    """Let each Tanh work where an image is small.
+def quickened(model: AnyModule) -> AnyModule:
+    """Let each Tanh of a model work before an image grows, or after it shrinks.
 
     The largest of four numbers also has the largest tangent, and copies of a number
     have copies of it: the function, its gradients and its curvature stay what they are.
 
     Args:
-        layers: Layers, some of them Tanh before max-pooling, or after upsampling.
+        model: Its chains of layers are changed.
 
     Returns:
-        The same layers, with these swapped.
+        The model.
     """
-    found = list(layers)
-    for place, pair in enumerate(pairwise(list(layers))):
-        for first, second in (POOLS, GROWS):
-            if isinstance(pair[0], first) and isinstance(pair[1], second):
-                found[place : place + 2] = reversed(pair)
-    return nn.Sequential(*found)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Sequential):
+                setattr(parent, name, nn.Sequential(*_with_small_tanh(list(child))))
+    return model
 
 
-def quick_autoencoder(divisor: int) -> AutoEncoder:
-    """The net of the experiments.
-
-    Args:
-        divisor: By what the paper's widths are divided.
-
-    Returns:
-        A net that computes what the paper's does, in half the time.
-    """
-    net = fashion_autoencoder(divisor)
-    parts: list[Any] = [net.encoder, net.decoder]
-    return AutoEncoder(*(with_small_tanh(part) for part in parts))
+def _with_small_tanh(layers: list[nn.Module]) -> list[nn.Module]:
+    for place, (first, second) in enumerate(pairwise(layers)):
+        shrinks = isinstance(first, nn.Tanh) and isinstance(second, nn.MaxPool2d)
+        grows = isinstance(first, nn.Upsample) and first.mode == "nearest"
+        if shrinks or (grows and isinstance(second, nn.Tanh)):
+            swapped = [*layers[:place], second, first, *layers[place + 2 :]]
+            return _with_small_tanh(swapped)
+    return layers

@@ -213,7 +213,7 @@ def planned(args: Any) -> list[Row]:
         | looks.get((way, structure), {})
         for seed in args.seeds
         for way, structure in ways
-        if args.only in f"{way} {structure}"
+        if args.only in f"{way} {structure}" and structure in args.structures
     ]
 
 
@@ -257,6 +257,8 @@ def main() -> None:
     parser = parser_of(__doc__, epochs=20)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--only", default="", help='for instance "post hoc KFAC"')
+    names = ["none", *STRUCTURES]  # a plain autoencoder has none
+    parser.add_argument("--structures", nargs="+", default=names, choices=names)
     parser.add_argument("--recipe", default=USUAL, choices=RECIPES)
     parser.add_argument("--networks", type=int, default=50, help="sampled to judge")
     parser.add_argument("--test-images", type=int, default=10_000)

@@ -7,6 +7,7 @@ another one that asks for the same model gets it at once.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,10 @@ from typing import Any
 
 import torch
 from baselines import BASELINES, Ensemble, train
-from comparing import mnist_autoencoder
+from comparing import fashion_autoencoder, mnist_autoencoder
 from experiment_images import Images, load
 from recipes import RECIPES, USUAL, Recipe
-from swapped import quick_autoencoder
+from swapped import quickened
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -42,13 +43,13 @@ def small_autoencoder() -> AutoEncoder:
 NETS = {
     "small": small_autoencoder,
     "linear": mnist_autoencoder,
-    "conv/16": partial(quick_autoencoder, 16),  # for smoke runs, too
-    "conv/4": partial(quick_autoencoder, 4),
-    "conv": partial(quick_autoencoder, 1),
+    "conv/16": partial(fashion_autoencoder, 16),  # for smoke runs, too
+    "conv/4": partial(fashion_autoencoder, 4),
+    "conv": partial(fashion_autoencoder, 1),
 }
 EXACT = {
     "hessian_structure": "mixed_diag",
-    # In pieces that the allocator can use again: whole batches take twice as long.
+    # In pieces whose memory is used again: whole batches take longer.
     "backend_kwargs": {"max_dense_dim": None, "memory_budget": "400MB"},
 }
 # A look at exact curvature takes far longer than a step: only at every 25th.
@@ -157,7 +158,8 @@ class Zoo:
             setting: What it is trained on.
 
         Returns:
-            The model, with ``samples`` and ``latent_samples``, in eval mode.
+            The model in eval mode, with ``samples``, and ``latent_samples`` but for the
+            ensemble.
         """
         if name == POST_HOC:
             return self._post_hoc(setting)
@@ -173,7 +175,9 @@ class Zoo:
             self._train(model, name, setting)
             state = _state(model) | {"seconds": time.perf_counter() - start}
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(state, path)
+            part = path.with_suffix(f".{os.getpid()}")  # another process may read
+            torch.save(state, part)
+            part.replace(path)
         (model.model if isinstance(model, LaplaceAE) else model).eval()
         return model
 
@@ -220,7 +224,8 @@ class Zoo:
         return la
 
     def _ensemble(self, setting: Setting) -> Ensemble:
-        seeds = itertools.count(setting.seed)
+        # Ensembles of other seeds share no member with this one.
+        seeds = itertools.count(Ensemble.n_networks * setting.seed)
 
         def plain() -> AutoEncoder:
             return self.model("autoencoder", replace(setting, seed=next(seeds))).net
@@ -239,8 +244,8 @@ class Zoo:
 
 def _untrained(name: str, make: Callable[[], AutoEncoder]) -> Any:
     if name in ONLINE:
-        return LaplaceAE(make(), **ONLINE[name][0])
-    return BASELINES[name](make)
+        return LaplaceAE(quickened(make()), **ONLINE[name][0])
+    return quickened(BASELINES[name](make))
 
 
 def _state(model: Any) -> dict[str, Any]:
