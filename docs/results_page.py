@@ -147,7 +147,7 @@ EXPERIMENTS = (
                 "Accuracy by the number of labelled images of each class, MNIST.",
             ),
             Table(
-                ("attribute", "model"),
+                ("recipe", "attribute", "model"),
                 measures({"accuracy": "accuracy", "by_guessing": "larger class"}),
                 {"task": "attributes"},
                 "A replacement for CelebA: ten labels of attributes of Fashion-MNIST. "

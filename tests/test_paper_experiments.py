@@ -14,6 +14,7 @@ import torch
 from baselines import BASELINES, DropoutAutoEncoder, Ensemble
 from few_labels import labelled_rows
 from learned_variances import VAE, LearnedVariance
+from measuring import environment
 from ood_scores import freeze_dead_pixels
 from table2 import PRIORS, Reconstruction, prior_by_validation
 from torch.distributions import Normal, kl_divergence
@@ -288,6 +289,13 @@ def test_a_queue_ends_at_what_fails(tmp_path: Path, monkeypatch):
     assert paper_set.run((good, good), ["--smoke"], log) == 0
     assert paper_set.run((good, "bad.py", good), ["--smoke"], log) == 2
     assert log.read_text().splitlines() == 3 * ["['--only', 'online exact', '--smoke']"]
+
+
+def test_commands_can_be_pasted_and_name_no_folder_of_this_machine(monkeypatch):
+    given = ["--nets", "conv/4", "--only", "online exact", "--out", "/tmp/a"]
+    monkeypatch.setattr(sys, "argv", ["here/table2.py", *given, "--cache=~/b", "../c"])
+    words = "python table2.py --nets conv/4 --only 'online exact' --out ... ... ..."
+    assert environment()["command"] == words
 
 
 def test_an_ensemble_asks_each_member_once():

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -122,8 +123,8 @@ def environment() -> dict[str, object]:
     packages = ("torch", "backpack-for-pytorch", "laplace-torch", "stochman")
     script = Path(sys.argv[0])
     # Where data and results are on this machine is nobody's business.
-    paths = "/", ".", "~"
-    arguments = ["..." if a.startswith(paths) else a for a in sys.argv[1:]]
+    path = re.compile("(^|=)[/.~]")
+    arguments = ["..." if path.search(a) else a for a in sys.argv[1:]]
     return {
         "command": shlex.join(["python", script.name, *arguments]),
         "python": platform.python_version(),
