@@ -144,4 +144,6 @@ def write_json(path: Path, content: dict[str, object]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     everything = {"environment": environment(), **content}
-    path.write_text(json.dumps(everything, indent=2) + "\n")
+    part = path.with_suffix(f".{os.getpid()}")  # who stops here loses nothing
+    part.write_text(json.dumps(everything, indent=2) + "\n")
+    part.replace(path)

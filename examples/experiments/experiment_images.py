@@ -40,6 +40,19 @@ class Part:
         """
         return Part(self.x[start:stop], self.labels[start:stop])
 
+    def by_lot(self, count: int) -> Part:
+        """Some at random: MNIST's images are in an order, the easier ones first.
+
+        Args:
+            count: How many; all if there are no more.
+
+        Returns:
+            Always the same ones.
+        """
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(self.x), generator=generator)[:count]
+        return Part(self.x[order], self.labels[order])
+
 
 @dataclass(frozen=True)
 class Images:

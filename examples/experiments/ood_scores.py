@@ -16,16 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from command_line import parser_of, zoo_of
 from experiment_images import OUTLIERS
+from ood_figures import (
+    TITLES,
+    Scores,
+    draw_histograms,
+    draw_table,
+    draw_worlds,
+    file_of,
+    to_draw,
+)
 from recipes import RECIPES, USUAL
 from resuming import Row, run_missing
 from torch import Tensor
@@ -33,7 +37,6 @@ from trained_models import MODELS, Setting, Zoo, networks_of
 
 from lae_backpack import LaplaceAE
 from lae_backpack.downstream.ood import detection, mean_log_likelihood, outlier_scores
-from lae_backpack.downstream.plots import score_histograms
 
 FROZEN = ", dead pixels frozen"
 ALL = (*MODELS, *(f"{name}{FROZEN}" for name in ("post hoc", "online")))
@@ -46,15 +49,6 @@ OF_VARIANCES = (
     "latent_deviation",
     "pairwise_divergence",
 )
-OF_ERRORS = {"log_likelihood": "minus log-likelihood", "typicality": "typicality"}
-TITLES = OF_ERRORS | {
-    "output_variance": "output variance",
-    "latent_variance": "latent variance",
-}
-OF_PAPER = OF_ERRORS | {
-    "output_deviation": "output deviation",
-    "latent_deviation": "latent deviation",
-}
 
 
 def freeze_dead_pixels(la: LaplaceAE, x: Tensor) -> int:
@@ -77,7 +71,7 @@ def freeze_dead_pixels(la: LaplaceAE, x: Tensor) -> int:
 
 def scores_of(
     model: Any, parts: Mapping[str, Tensor], n_networks: int, seed: int
-) -> dict[str, dict[str, Tensor]]:
+) -> Scores:
     """Score images, all by the same networks.
 
     Args:
@@ -113,7 +107,7 @@ def scores_of(
     return found
 
 
-def measure(key: Row, zoo: Zoo) -> tuple[list[Row], dict[str, dict[str, Tensor]]]:
+def measure(key: Row, zoo: Zoo) -> tuple[list[Row], Scores]:
     """Ask one model about test images and outliers.
 
     Args:
@@ -135,21 +129,16 @@ def measure(key: Row, zoo: Zoo) -> tuple[list[Row], dict[str, dict[str, Tensor]]
     count = key["test_images"]
     parts = {
         "reference": setting.shaped(images.train.x[:N_REFERENCE]),
-        "inside": setting.shaped(_some(images.test.x, count)),
-        "outside": setting.shaped(_some(outliers.test.x, count)),
+        "inside": setting.shaped(images.test.by_lot(count).x),
+        "outside": setting.shaped(outliers.test.by_lot(count).x),
     }
     scores = scores_of(model, parts, key["networks"], setting.seed)
-    rows = [
-        {"score": name, **asdict(detection(inside, scores["outside"][name])), **found}
-        for name, inside in scores["inside"].items()
-    ]
+    rows = []
+    for name, inside in scores["inside"].items():
+        pair = inside, scores["outside"][name]
+        rows.append({"score": name, **asdict(detection(*pair)), **found})
+        rows[-1] |= to_draw(*pair) if name in TITLES else {}
     return rows, scores
-
-
-def _some(x: Tensor, count: int) -> Tensor:
-    """Some rows by lot: MNIST's images are in an order, the easier ones first."""
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order[:count]]
 
 
 def planned(args: Any) -> list[Row]:
@@ -179,72 +168,6 @@ def planned(args: Any) -> list[Row]:
     return runs
 
 
-def draw_table(rows: list[Row], path: Path) -> None:
-    """Draw the areas under the curves of all models.
-
-    Args:
-        rows: The results.
-        path: The figure's file.
-    """
-    worlds: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        trained = () if row["recipe"] == USUAL else (row["recipe"],)
-        worlds.setdefault((row["data"], row["net"], *trained), []).append(row)
-    present = [{row["model"] for row in own} for own in worlds.values()]
-    names = [[name for name in ALL if name in own] for own in present]
-    heights = [0.3 * len(own) + 0.7 for own in names]
-    figure, axes = plt.subplots(
-        len(worlds),
-        len(TITLES),
-        figsize=(11, sum(heights) + 0.6),
-        height_ratios=heights,
-        sharex=True,
-        sharey="row",
-        squeeze=False,
-        layout="constrained",
-    )
-    for line, shown, (world, own) in zip(axes, names, worlds.items(), strict=True):
-        for ax, score in zip(line, TITLES, strict=True):
-            found = [row for row in own if row["score"] == score]
-            places = [shown.index(row["model"]) for row in found]
-            ax.plot([row["auroc"] for row in found], places, "o", color="#0072b2")
-            ax.axvline(0.5, color="0.6", linewidth=1)
-            ax.grid(axis="x", alpha=0.3)
-        line[0].set_yticks(range(len(shown)), shown, fontsize=9)
-        line[0].set_ylim(len(shown) - 0.5, -0.5)  # the first one on top
-        line[0].set_ylabel("\n".join(world))
-    for ax, title in zip(axes[0], TITLES.values(), strict=True):
-        ax.set_title(title, fontsize=10)
-    for ax in axes[-1]:
-        ax.set(xlim=(-0.03, 1.03), xlabel="AUROC")
-    figure.align_ylabels(axes[:, 0])
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def draw_histograms(key: Row, scores: dict[str, dict[str, Tensor]], path: Path) -> None:
-    """Draw figure 10 for one model: how scores are spread.
-
-    Args:
-        key: What was run.
-        scores: Of the two parts.
-        path: The figure's file.
-    """
-    shown = [name for name in OF_PAPER if name in scores["inside"]]
-    figure, axes = plt.subplots(
-        1, len(shown), figsize=(3.4 * len(shown), 3), layout="constrained"
-    )
-    for ax, name in zip(axes, shown, strict=True):
-        pair = scores["inside"][name], scores["outside"][name]
-        names = key["data"], key["outliers"]
-        score_histograms(*pair, name=OF_PAPER[name], names=names, ax=ax)
-        ax.get_legend().remove()
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def main() -> None:
     """Run what is missing, and draw all of it."""
     parser = parser_of(__doc__, epochs=20)
@@ -267,15 +190,14 @@ def main() -> None:
     def run(key: Row) -> list[Row]:
         rows, scores = measure(key, zoo)
         if key["model"] == "online":
-            words = ["ood_histograms", key["data"], key["net"], str(key["seed"])]
-            words += [] if key["recipe"] == USUAL else [key["recipe"]]
-            name = "-".join(words).replace("/", "_").replace(" ", "_")
-            draw_histograms(key, scores, args.out / f"{name}.png")
+            file = args.out / file_of("ood_histograms", key)
+            draw_histograms(key, scores, file)
         return rows
 
     args.out.mkdir(parents=True, exist_ok=True)
     rows = run_missing(args.out / "ood_scores.json", planned(args), run)
-    draw_table(rows, args.out / "ood_scores.png")
+    draw_table(rows, ALL, args.out / "ood_scores.png")
+    draw_worlds(rows, ALL, args.out)
 
 
 if __name__ == "__main__":

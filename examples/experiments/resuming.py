@@ -12,6 +12,15 @@ from comparing import write_json
 from measuring import environment
 
 Row = dict[str, Any]
+# What a row is read with: rows of one file may be of different runs.
+ABOUT = (
+    "command",
+    "threads",
+    "torch",
+    "laplace-torch",
+    "backpack-for-pytorch",
+    "matrix_products",
+)
 
 
 def rows_in(file: Path) -> list[Row]:
@@ -35,7 +44,7 @@ def run_missing(
         file: The results.
         planned: What identifies each run, with its seed.
         measure: Makes a run; each of its rows gets what identifies the run, the time
-            that the run took, and the command.
+            that the run took, the command and the versions.
 
     Returns:
         All rows, those of other commands too.
@@ -47,10 +56,8 @@ def run_missing(
         print(*(f"{name}={value}" for name, value in key.items()), flush=True)
         start = time.perf_counter()
         found = measure(key)
-        about = {
-            "seconds": time.perf_counter() - start,
-            "command": environment()["command"],
-        }
+        about = {"seconds": time.perf_counter() - start}
+        about |= {name: environment()[name] for name in ABOUT}
         rows += [{**key, **row, **about} for row in found]
         write_json(file, {"seed": min(row["seed"] for row in rows), "rows": rows})
         for row in found:
