@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from published_numbers import BETTER, ONLINE_ERROR, USUAL
+from published_numbers import BETTER, USUAL
 from reproduction import Row, chosen, number, rows_of
 
 AS_PAPER = "with noise 1 and a prior by the evidence, as in the paper"
@@ -132,10 +132,10 @@ def _change_by_freezing(rows: list[Row]) -> float:
     return frozen - free
 
 
-def _reach_when_longer(rows: list[Row]) -> float:
-    longest = max((row["epochs"] for row in chosen(rows, USUAL)), default=0)
-    where = {"model": "online", "epochs": longest, **USUAL}
-    return ONLINE_ERROR - _mean(rows, "test", where)
+def _ease_of_validation(rows: list[Row]) -> float:
+    if not rows:
+        raise NotRunError
+    return min(row["test"] - row["validation"] for row in rows)
 
 
 def _more_digits(rows: list[Row]) -> float:
@@ -167,11 +167,11 @@ STATEMENTS = (
     ),
     Statement(
         "longer_training",
-        "Three times the epochs, from a three times higher learning rate, bring online "
-        "training to the paper's error (table 2)",
-        _reach_when_longer,
+        "Validation images, of which the paper's numbers are, have smaller errors than "
+        "the test images of ours (table 2)",
+        _ease_of_validation,
         0.0,
-        f"{ONLINE_ERROR:g} of the paper minus the mean weights' error on test images",
+        "least difference of the mean weights' errors, of four models",
         of_paper=False,
     ),
     Statement(

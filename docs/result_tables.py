@@ -134,11 +134,18 @@ def about(content: Row, rows: list[Row], shares_models: bool) -> list[str]:
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     epochs = ", ".join(map(str, sorted({row["epochs"] for row in rows})))
     minutes = sum({row["seconds"] for row in rows}) / 60
-    versions = content["environment"]
+    # Rows that do not say how matrices were multiplied are of torch's default.
+    usual = content["environment"] | {"matrix_products": "highest"}
+
+    def each(name: str) -> str:
+        found = dict.fromkeys(str(row.get(name, usual[name])) for row in rows)
+        return " or ".join(found)
+
     words = (
         f"By {commands}; seeds {seeds}; epochs {epochs}; {minutes:.0f} minutes on "
-        f"{versions['threads']} threads; torch {versions['torch']}, laplace-torch "
-        f"{versions['laplace-torch']}, BackPACK {versions['backpack-for-pytorch']}."
+        f"{each('threads')} threads; torch {each('torch')}, laplace-torch "
+        f"{each('laplace-torch')}, BackPACK {each('backpack-for-pytorch')}; matrix "
+        f"products in {each('matrix_products')} precision."
     )
     if shares_models:
         words += " Models that another experiment has trained are not trained again."

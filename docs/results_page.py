@@ -6,191 +6,18 @@ python docs/results_page.py --write    # put it into docs/results.md
 
 from __future__ import annotations
 
+import sys
 from itertools import chain
 
+from paper_experiments import EXPERIMENTS
 from published_numbers import CLAIMS, CODE, PAPER
 from published_statements import STATEMENTS
 from readme_section import Section
-from reproduction import Verdict, content_of, rows_of, seeds_together
-from result_tables import (
-    ROOT,
-    Column,
-    Experiment,
-    Table,
-    filled,
-    head,
-    line_of,
-    measures,
-)
+from reproduction import RESULTS, Verdict, rows_of, seeds_together
+from result_tables import ROOT, filled, head, line_of
 
-SCORES = {
-    "log_likelihood": "log-likelihood",
-    "typicality": "typicality",
-    "output_deviation": "output deviation",
-    "latent_deviation": "latent deviation",
-    "output_variance": "output variance",
-    "latent_variance": "latent variance",
-    "pairwise_divergence": "pairwise divergence",
-}
-ERRORS = {
-    "error_of_networks": "error of networks",
-    "error_of_mean": "error of their mean",
-}
-
-
-EXPERIMENTS = (
-    Experiment(
-        "table2",
-        "Table 2: reconstruction of MNIST",
-        (
-            Table(
-                ("way", "structure", "noise", "recipe"),
-                measures(
-                    ERRORS
-                    | {
-                        "log_density_unit_noise": "log-density, noise 1",
-                        "log_density_residual_noise": "log-density, residual noise",
-                    }
-                ),
-                caption="Squared errors are summed over pixels; the paper calls that "
-                "of sampled networks minus log p. The log-densities are Gaussian, in "
-                "nats, with the mean over networks inside the logarithm. Post hoc, the "
-                "prior is by the evidence with noise 1, and has a precision of 1 with "
-                "the noise of the residuals, if it is not chosen by the log-density of "
-                "1,000 validation images. Muon is the better recipe of the next part; "
-                "by Adam, exact curvature was measured, too, but is no part of the set "
-                "any more: post hoc it had the numbers of the calibrated diagonal, and "
-                "online, within 0.1, those of the mixed one.",
-            ),
-        ),
-    ),
-    Experiment(
-        "longer_training",
-        "How far longer and better training get",
-        (
-            Table(
-                ("model", "recipe", "epochs", "lr", "seed"),
-                measures({
-                    "train": "training images",
-                    "validation": "validation images",
-                    "test": "test images",
-                }),
-                caption="Squared errors of the mean weights on MNIST, the linear net: "
-                "the training of table 2, three times as many epochs from a three "
-                "times higher learning rate, and six times as many by another recipe: "
-                "Muon for the matrices between hidden layers, Adam for all else, "
-                "batches of 256, rates that fall in a straight line, and noise of 0.2 "
-                "on the encoder's inputs in training. The recipe was chosen by "
-                "validation images; its 120 epochs were fixed after the error of a "
-                "plain run of 80 on test images had been seen, too.",
-            ),
-        ),
-    ),
-    Experiment(
-        "ood_scores",
-        "Figures 9 and 10: outliers",
-        (
-            Table(
-                ("data", "net", "recipe", "epochs", "test_images", "model"),
-                tuple(Column(t, "auroc", {"score": s}) for s, t in SCORES.items()),
-                caption="Area under the ROC curve; outliers are the other of MNIST and "
-                "Fashion-MNIST. The paper's sigmas are deviations, summed over pixels "
-                "or over the code. Rows of less than 10,000 test images are of the "
-                "first ones, where MNIST's are harder to tell. That all images and "
-                "deviations are taken was decided after results of the first ones and "
-                "of variances had been seen; both raise most numbers. Pixels that are "
-                "zero in all training images leave first-layer weights at the prior; "
-                "frozen, these do not vary. Muon-late is Muon with more epochs, the "
-                "first half of them at the mean weights, and a look at the curvature "
-                "at every fourth step; it was chosen by validation images, the last of "
-                "four such runs, and is not compared with baselines, which have fewer "
-                "epochs.",
-            ),
-        ),
-        ("ood_curves", "ood_histograms"),
-    ),
-    Experiment(
-        "imputing",
-        "Table 3 and figure 11: missing halves",
-        (
-            Table(
-                ("model",),
-                measures({
-                    "error_of_samples": "error of samples",
-                    "error_of_mean": "error of their mean",
-                    "accuracy": "accuracy",
-                    "ece": "ECE",
-                    "mce": "MCE",
-                    "rmsce": "RMSCE",
-                    "classes_seen": "digits seen",
-                    "truth_among_them": "true one among them",
-                    "digits_generated": "digits from noise",
-                }),
-                caption="Errors of the missing upper half against the clean image, "
-                "summed over its pixels; the paper's compare with noise, and are not "
-                "comparable. Digits seen: how many different ones the classifier sees "
-                "among the modes of an image.",
-            ),
-        ),
-    ),
-    Experiment(
-        "few_labels",
-        "Figure 12: few labels; a replacement for table 4",
-        (
-            Table(
-                ("model",),
-                tuple(
-                    Column(str(n), "accuracy", {"per_class": n})
-                    for n in (1, 2, 4, 6, 8, 10, 15, 25, 50, 100)
-                ),
-                {"task": "classes"},
-                "Accuracy by the number of labelled images of each class, MNIST.",
-            ),
-            Table(
-                ("recipe", "attribute", "model"),
-                measures({"accuracy": "accuracy", "by_guessing": "larger class"}),
-                {"task": "attributes"},
-                "A replacement for CelebA: ten labels of attributes of Fashion-MNIST.",
-            ),
-        ),
-    ),
-    Experiment(
-        "latent_maps",
-        "Figures 1 and 8: maps of codes",
-        (
-            Table(
-                ("model",),
-                measures({
-                    "deviation_at_data": "deviation at data",
-                    "deviation_on_map": "on the whole map",
-                    "correlation_with_distance": "rank correlation with distance",
-                }),
-                caption="The decoder's standard deviation, the mean over pixels, and "
-                "its correlation with the distance to the nearest code.",
-            ),
-        ),
-    ),
-    Experiment(
-        "ablations",
-        "Ablations of online training",
-        (
-            Table(
-                ("data", "choice", "way"),
-                measures(
-                    ERRORS
-                    | {
-                        "auroc_error": "AUROC, error",
-                        "auroc_output": "AUROC, output variance",
-                        "auroc_latent": "AUROC, latent variance",
-                    }
-                ),
-                caption='One choice at a time is not the default; "as published" is '
-                "all that the published code does otherwise, and exact curvature and "
-                "the faster ema differ in two.",
-            ),
-        ),
-    ),
-)
+sys.path.insert(0, str(RESULTS.parent))
+from paper_set import QUEUES  # noqa: E402
 
 
 def failures() -> list[str]:
@@ -231,16 +58,18 @@ def failures() -> list[str]:
     return [*title, filled(count), "", *wrong, *blank, rest, ""]
 
 
-def hours_of(experiment: str) -> float:
-    """How long an experiment's runs took.
-
-    Args:
-        experiment: Its name.
+def hours_of_queues() -> list[float]:
+    """How long the runs that are shown took, one after the other in each queue.
 
     Returns:
-        Hours of one core; rows of one run have the same time, which counts once.
+        Hours of one core for each queue; rows of one run have the same time, which
+        counts once.
     """
-    return sum({row["seconds"] for row in rows_of(experiment)}) / 3600
+    scripts = [{command.split(".py")[0] for command in queue} for queue in QUEUES]
+    times = [
+        {row["seconds"] for name in names for row in rows_of(name)} for names in scripts
+    ]
+    return [sum(seconds) / 3600 for seconds in times]
 
 
 def time_of_all() -> str:
@@ -249,11 +78,10 @@ def time_of_all() -> str:
     Returns:
         A sentence.
     """
-    names = [e.name for e in EXPERIMENTS if content_of(e.name) is not None]
-    hours = sum(map(hours_of, names))
+    hours = hours_of_queues()
     return (
-        f"The runs that are shown took {hours:.1f} hours of one core, which are "
-        f"{hours / 2:.1f} hours on two."
+        f"The runs that are shown took {sum(hours):.1f} hours of one core; `make "
+        f"experiments` shares them out to two, which takes {max(hours):.1f} hours."
     )
 
 

@@ -12,21 +12,25 @@ import paper_set
 import pytest
 import torch
 from baselines import BASELINES, DropoutAutoEncoder, Ensemble
+from experiment_images import Part
 from few_labels import labelled_rows
 from learned_variances import VAE, LearnedVariance
 from measuring import environment
+from ood_figures import TITLES, TRUE_RATES, draw_curves, to_draw
 from ood_scores import freeze_dead_pixels
+from resuming import ABOUT
 from table2 import PRIORS, Reconstruction, prior_by_validation
 from torch.distributions import Normal, kl_divergence
 from trained_models import Zoo, small_autoencoder
 
 from lae_backpack import LaplaceAE
 from lae_backpack.downstream.models import Encodes, KnowsDensity, Reconstructs
+from lae_backpack.downstream.ood import detection
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {
     "table2": ({"way", "structure", "error_of_networks", "log_density_unit_noise"}, 19),
-    "longer_training": ({"model", "train", "validation", "test"}, 6),
+    "longer_training": ({"model", "train", "validation", "test"}, 4),
     "ood_scores": ({"model", "score", "auroc", "auprc", "fpr80"}, 90),
     "imputing": ({"model", "accuracy", "ece"}, 9),
     "few_labels": ({"model", "task", "accuracy"}, 6 * (3 + 5)),
@@ -66,7 +70,7 @@ def test_experiment_runs_and_resumes(script: str, out: Path, monkeypatch, capsys
     names, count = SCRIPTS[script]
     assert len(rows) == count
     for row in rows:
-        assert names | {"seed", "seconds", "command", "epochs"} <= row.keys()
+        assert names | {"seed", "seconds", "epochs", *ABOUT} <= row.keys()
         numbers = [v for v in row.values() if isinstance(v, float)]
         assert all(map(math.isfinite, numbers))
     figure = out / f"{script}.png"
@@ -162,9 +166,19 @@ def test_page_says_first_what_did_not_reproduce(tmp_path: Path, monkeypatch):
 
 def test_the_whole_set_takes_less_than_six_hours_on_two_cores():
     script = page_script()
-    scripts = [{c.split(".py")[0] for c in queue} for queue in paper_set.QUEUES]
-    hours = [sum(map(script.hours_of, names)) for names in scripts]
-    assert 1 < max(hours) < 6
+    assert all(script.rows_of(experiment.name) for experiment in script.EXPERIMENTS)
+    assert max(script.hours_of_queues()) < 6
+
+
+def test_a_run_counts_once_in_the_hours_of_its_queue(tmp_path: Path, monkeypatch):
+    script = page_script()
+    monkeypatch.setattr(sys.modules["reproduction"], "RESULTS", tmp_path)
+    for name, seconds in (("table2", (3600, 3600, 1800)), ("ablations", (720,))):
+        rows = [{"epochs": 1, "seconds": time} for time in seconds]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    assert script.hours_of_queues() == [1.5, 0.2]
+    assert "took 1.7 hours of one core" in script.time_of_all()
+    assert script.time_of_all().endswith("takes 1.5 hours.")
 
 
 def verdicts_of(words: str) -> list:
@@ -360,6 +374,41 @@ def test_the_prior_by_validation_has_the_largest_density():
     found = prior_by_validation(la, x, seed=0)
     others = [density(prior) for prior in PRIORS]
     assert density(found) == max(others) > min(others)
+
+
+def test_curves_and_spreads_are_those_of_the_scores():
+    inside, outside = torch.rand(1000), torch.rand(1000) + 0.3
+    row, found = to_draw(inside, outside), detection(inside, outside)
+    by_rate = dict(zip(TRUE_RATES.tolist(), row["false_rates"], strict=True))
+    for rate, false in ((0.8, found.fpr80), (0.95, found.fpr95)):
+        (own,) = (f for r, f in by_rate.items() if abs(r - rate) < 1e-6)
+        assert own == pytest.approx(false, abs=1e-5) and 0 < own < 1
+    for part, scores in (("inside", inside), ("outside", outside)):
+        low, _, middle, _, high = row[f"quantiles_{part}"]
+        assert middle == pytest.approx(scores.median().item(), abs=0.01)
+        assert low < scores.sort().values[60] and high > scores.sort().values[-60]
+
+
+def test_curves_are_drawn_where_models_are_compared(tmp_path: Path):
+    about = {"data": "mnist", "outliers": "fashion-mnist", "net": "linear", "seed": 0}
+    scores = torch.rand(50) + 1, torch.rand(50) + 2
+    rows = [
+        {"model": model, "score": score, "recipe": recipe, **about, **to_draw(*scores)}
+        for model, recipe in (("VAE", "Adam"), ("online", "Adam"), ("online", "Muon"))
+        for score in TITLES
+    ]
+    draw_curves([*rows, {**about, "model": "old"}], ("VAE", "online"), tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert file.name == "ood_curves-mnist-linear-0.png"
+    assert file.stat().st_size > 10_000
+
+
+def test_images_by_lot_are_always_the_same_and_from_everywhere():
+    whole = Part(torch.arange(100.0), torch.arange(100))
+    some = whole.by_lot(10)
+    assert torch.equal(some.x, whole.by_lot(10).x) and some.labels.max() > 10
+    assert torch.equal(some.x, some.labels.float()) and len(some.x.unique()) == 10
+    assert len(whole.by_lot(1000).x.unique()) == 100
 
 
 def test_labels_are_of_every_class():

@@ -80,7 +80,7 @@ def measure(key: Row, zoo: Zoo) -> list[Row]:
     la.fit_online(loader, setting.epochs, settings=way.settings, progress_bar=False)
     count = key["test_images"]
     test, outliers = (
-        setting.shaped(zoo.images(name).test.x[:count])
+        setting.shaped(zoo.images(name).test.by_lot(count).x)
         for name in (setting.data, OUTLIERS[setting.data])
     )
     found = judge(la, way.name, setting.data, test, outliers, key["networks"])

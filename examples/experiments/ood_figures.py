@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -43,7 +43,7 @@ def to_draw(inside: Tensor, outside: Tensor) -> Row:
         The least false positive rates at ``TRUE_RATES``, and quantiles at ``SHARES``.
     """
     false, true = roc(inside, outside)
-    at = torch.searchsorted(true.double(), TRUE_RATES.double())
+    at = torch.searchsorted(true.double(), TRUE_RATES.double() - 1e-6)  # are rounded
     parts = {"inside": inside, "outside": outside}
     quantiles = {
         f"quantiles_{name}": scores.double().cpu().quantile(SHARES).tolist()
@@ -52,30 +52,35 @@ def to_draw(inside: Tensor, outside: Tensor) -> Row:
     return {"false_rates": false[at].double().round(decimals=5).tolist(), **quantiles}
 
 
-def world_of(row: Row) -> tuple[str, ...]:
-    """What has to be equal for models to be compared.
+def trained_by(row: Row) -> tuple[str, ...]:
+    """What has to be said of how a model was trained.
 
     Args:
         row: A result.
 
     Returns:
-        Images, net, seed, and the recipe if it is not the usual one.
+        The recipe, if it is not the usual one.
     """
-    trained = () if row["recipe"] == USUAL else (row["recipe"],)
-    return (row["data"], row["net"], str(row["seed"]), *trained)
+    return () if row["recipe"] == USUAL else (row["recipe"],)
 
 
 def file_of(kind: str, row: Row) -> str:
-    """How a figure of one world is called.
+    """How a figure of some images, net, seed and recipe is called.
 
     Args:
         kind: What it shows.
-        row: A result of that world.
+        row: A result of these.
 
     Returns:
         The file's name.
     """
-    words = "-".join((kind, *world_of(row)))
+    words = "-".join((
+        kind,
+        row["data"],
+        row["net"],
+        str(row["seed"]),
+        *trained_by(row),
+    ))
     return words.replace("/", "_").replace(" ", "_") + ".png"
 
 
@@ -89,7 +94,8 @@ def draw_table(rows: list[Row], names: tuple[str, ...], path: Path) -> None:
     """
     worlds: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        worlds.setdefault(world_of(row), []).append(row)
+        world = row["data"], row["net"], *trained_by(row)
+        worlds.setdefault(world, []).append(row)
     present = [{row["model"] for row in own} for own in worlds.values()]
     shown = [[name for name in names if name in own] for own in present]
     heights = [0.3 * len(own) + 0.7 for own in shown]
@@ -112,8 +118,7 @@ def draw_table(rows: list[Row], names: tuple[str, ...], path: Path) -> None:
             ax.grid(axis="x", alpha=0.3)
         line[0].set_yticks(range(len(own)), own, fontsize=9)
         line[0].set_ylim(len(own) - 0.5, -0.5)  # the first one on top
-        data, net, _, *trained = world
-        line[0].set_ylabel("\n".join((data, net, *trained)))
+        line[0].set_ylabel("\n".join(world))
     for ax, title in zip(axes[0], TITLES.values(), strict=True):
         ax.set_title(title, fontsize=10)
     for ax in axes[-1]:
@@ -123,26 +128,29 @@ def draw_table(rows: list[Row], names: tuple[str, ...], path: Path) -> None:
     plt.close(figure)
 
 
-def draw_worlds(rows: list[Row], names: tuple[str, ...], folder: Path) -> None:
-    """Draw figures 9 and 10 for each world in which models are compared.
+def draw_curves(rows: list[Row], names: tuple[str, ...], folder: Path) -> None:
+    """Draw figures 9 and 10, one file for models of the same images, net and recipe.
 
     Args:
         rows: The results.
         names: Of the models, in their order.
         folder: Where to.
     """
-    kept = sorted((row for row in rows if "false_rates" in row), key=world_of)
-    for _, world in groupby(kept, world_of):
-        own = list(world)
+    files: dict[str, list[Row]] = {}
+    for row in rows:
+        if "false_rates" in row:
+            files.setdefault(file_of("ood_curves", row), []).append(row)
+    for file, own in files.items():
         shown = [name for name in names if any(r["model"] == name for r in own)]
         if len(shown) > 1:
-            _draw_world(own, shown, folder / file_of("ood_curves", own[0]))
+            _draw_together(own, shown, folder / file)
 
 
-def _draw_world(rows: list[Row], names: list[str], path: Path) -> None:
+def _draw_together(rows: list[Row], names: list[str], path: Path) -> None:
     heights = 4.2, 0.25 * len(names) + 1.1
     figure = plt.figure(figsize=(11, sum(heights)), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=heights)
+    halves: Any = figure.subfigures(2, 1, height_ratios=heights)
+    above, below = halves
     families = list(dict.fromkeys(name.split(",")[0] for name in names))
     curves = above.subplots(1, len(TITLES), sharey=True)
     for ax, (score, title) in zip(curves, TITLES.items(), strict=True):

@@ -2,7 +2,7 @@
 
 python examples/experiments/ood_scores.py                # rows say how long
 python examples/experiments/ood_scores.py --nets linear  # only that net
-python examples/experiments/ood_scores.py --recipe Muon --nets conv/4
+python examples/experiments/ood_scores.py --recipe Muon --nets conv/4 --networks 50
 python examples/experiments/ood_scores.py --smoke        # seconds, proves nothing
 
 All models with the linear net and with the paper's convolutional net at a quarter of
@@ -24,9 +24,9 @@ from experiment_images import OUTLIERS
 from ood_figures import (
     TITLES,
     Scores,
+    draw_curves,
     draw_histograms,
     draw_table,
-    draw_worlds,
     file_of,
     to_draw,
 )
@@ -197,7 +197,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     rows = run_missing(args.out / "ood_scores.json", planned(args), run)
     draw_table(rows, ALL, args.out / "ood_scores.png")
-    draw_worlds(rows, ALL, args.out)
+    draw_curves(rows, ALL, args.out)
 
 
 if __name__ == "__main__":

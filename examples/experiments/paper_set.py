@@ -26,14 +26,14 @@ QUEUES = (
         "table2.py --recipe Muon --epochs 120 --exact-every 100",
         f"table2.py --structures {CHEAP}",
         "longer_training.py",
-        "imputing.py --seeds 0",  # its models have been trained by the other queue
-        "latent_maps.py",
     ),
     (
         "ood_scores.py --nets linear conv",
         "ood_scores.py --recipe Muon --nets conv/4 --networks 50",
         f"ood_scores.py --nets conv/4 {LATE}",
         "few_labels.py --seeds 0",
+        "imputing.py --seeds 0",
+        "latent_maps.py",
         "ablations.py",
     ),
 )

@@ -61,9 +61,14 @@ def run_missing(
         rows += [{**key, **row, **about} for row in found]
         write_json(file, {"seed": min(row["seed"] for row in rows), "rows": rows})
         for row in found:
-            print("   ", *(f"{k}={_short(v)}" for k, v in row.items()), flush=True)
+            print("   ", *_short(row), flush=True)
     return rows
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _short(row: Row) -> list[str]:
+    """A row in a line; curves and the like would fill a screen."""
+    return [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in row.items()
+        if not isinstance(value, list)
+    ]
