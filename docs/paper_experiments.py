@@ -80,10 +80,10 @@ EXPERIMENTS = (
                 "frozen, these do not vary. Muon-late is Muon with more epochs, the "
                 "first half of them at the mean weights, and a look at the curvature "
                 "at every fourth step; it was chosen by validation images, the last of "
-                "four such runs, and is not compared with baselines, which have fewer "
-                "epochs. Below the curves: thin lines from 5% to 95% of the images, "
-                "thick ones for their middle half, ticks at the median; the unit is "
-                "the median of test images. Thin curves are of frozen pixels.",
+                "four such runs. Of the baselines, the autoencoder and what is post "
+                "hoc have as many epochs. Below the curves: thin lines from 5% to 95% "
+                "of the images, thick ones for their middle half, ticks at the median; "
+                "the unit is the median of test images. Thin curves are of frozen pixels.",
             ),
         ),
         ("ood_curves", "ood_histograms"),

@@ -131,6 +131,8 @@ def draw_table(rows: list[Row], names: tuple[str, ...], path: Path) -> None:
 def draw_curves(rows: list[Row], names: tuple[str, ...], folder: Path) -> None:
     """Draw figures 9 and 10, one file for models of the same images, net and recipe.
 
+    None where rows of a model have no curves, as those of older runs.
+
     Args:
         rows: The results.
         names: Of the models, in their order.
@@ -138,11 +140,11 @@ def draw_curves(rows: list[Row], names: tuple[str, ...], folder: Path) -> None:
     """
     files: dict[str, list[Row]] = {}
     for row in rows:
-        if "false_rates" in row:
+        if row["score"] in TITLES:
             files.setdefault(file_of("ood_curves", row), []).append(row)
     for file, own in files.items():
         shown = [name for name in names if any(r["model"] == name for r in own)]
-        if len(shown) > 1:
+        if len(shown) > 1 and all("false_rates" in row for row in own):
             _draw_together(own, shown, folder / file)
 
 

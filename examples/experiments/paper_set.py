@@ -20,7 +20,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CHEAP = "none KFAC approx mixed calibrated"
-LATE = "--recipe Muon-late --conv-epochs 80 --data fashion-mnist --models online"
+LATE = "--recipe Muon-late --conv-epochs 80 --data fashion-mnist"
+COMPARED = "--models autoencoder 'post hoc' online"
 QUEUES = (
     (
         "table2.py --recipe Muon --epochs 120 --exact-every 100",
@@ -30,7 +31,7 @@ QUEUES = (
     (
         "ood_scores.py --nets linear conv",
         "ood_scores.py --recipe Muon --nets conv/4 --networks 50",
-        f"ood_scores.py --nets conv/4 {LATE}",
+        f"ood_scores.py --nets conv/4 {LATE} {COMPARED}",
         "few_labels.py --seeds 0",
         "imputing.py --seeds 0",
         "latent_maps.py",
