@@ -83,7 +83,8 @@ EXPERIMENTS = (
                 "four such runs. Of the baselines, the autoencoder and what is post "
                 "hoc have as many epochs. Below the curves: thin lines from 5% to 95% "
                 "of the images, thick ones for their middle half, ticks at the median; "
-                "the unit is the median of test images. Thin curves are of frozen pixels.",
+                "the unit is the median of test images. Thin curves are of frozen "
+                "pixels.",
             ),
         ),
         ("ood_curves", "ood_histograms"),
