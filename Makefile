@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Errors only: what an index warns of would hide what the demo prints.
+PIP := $(BIN)/pip install -qq --disable-pip-version-check
 
 .PHONY: install demo growth test lint docs bench errors experiments readme
 
@@ -12,9 +14,9 @@ install: $(VENV)/.installed
 # build breaks beside a CPU torch.
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: install

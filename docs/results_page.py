@@ -81,7 +81,8 @@ def time_of_all() -> str:
     hours = hours_of_queues()
     return (
         f"The runs that are shown took {sum(hours):.1f} hours of one core; `make "
-        f"experiments` shares them out to two, which takes {max(hours):.1f} hours."
+        f"experiments` shares them out to two, and those of the busier one add up to "
+        f"{max(hours):.1f} hours."
     )
 
 

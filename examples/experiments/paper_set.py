@@ -20,8 +20,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CHEAP = "none KFAC approx mixed calibrated"
-LATE = "--recipe Muon-late --conv-epochs 80 --data fashion-mnist"
-COMPARED = "--models autoencoder 'post hoc' online"
+LATE = (
+    "--recipe Muon-late --conv-epochs 80 --data fashion-mnist "
+    "--models autoencoder 'post hoc' online"
+)
 QUEUES = (
     (
         "table2.py --recipe Muon --epochs 120 --exact-every 100",
@@ -31,7 +33,7 @@ QUEUES = (
     (
         "ood_scores.py --nets linear conv",
         "ood_scores.py --recipe Muon --nets conv/4 --networks 50",
-        f"ood_scores.py --nets conv/4 {LATE} {COMPARED}",
+        f"ood_scores.py --nets conv/4 {LATE}",
         "few_labels.py --seeds 0",
         "imputing.py --seeds 0",
         "latent_maps.py",
